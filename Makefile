@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNIST; the run is left in runs/demo
+	$(BIN)/softshare demo --out runs/demo --overwrite
+
+test: check  ## Set up .venv, then lint, types and tests
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## Lint (ruff) and types (mypy strict) only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:  ## Remove the virtual environment and caches; runs/ is kept
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch goes first and pinned, so that no other requirement pulls in a larger build of it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softshare needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

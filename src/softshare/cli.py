@@ -1,0 +1,230 @@
+"""The command line. Each command is a few calls into the package; every error of the user's ends with exit status 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from softshare import tables
+from softshare.codec import inspect as inspect_file
+from softshare.codec import load
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
+from softshare.evaluate import Result, load_copy, measure, test_error
+from softshare.hooks import CsvLog, ProgressBar
+from softshare.options import with_config_options
+from softshare.route import compress as compress_task
+from softshare.runs import (
+    HISTORY,
+    LAST_GOOD,
+    MODEL,
+    PRETRAINED,
+    RESULT,
+    RETRAINED,
+    load_checkpoint,
+    output_folder,
+    save_checkpoint,
+)
+from softshare.task import Task
+from softshare.weights import load_state_
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
+
+app = typer.Typer(
+    name="softshare",
+    help="Make a trained PyTorch network 50 to 500 times smaller: retrain it under a learned mixture prior over its "
+    "weights, merge, quantize and write a file that loads back into a network just as accurate.",
+    epilog="Start with: softshare demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the run.")] = Path("runs/demo"),
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Run the whole route on LeNet-300-100 and the packaged MNIST, and compare with the paper.
+
+    Pre-trains, retrains under the prior, compresses, saves, loads the file into a fresh model and evaluates that.
+    """
+    _run("lenet-300-100", folder, CompressConfig(), "softshare", None, overwrite, device)
+
+
+@app.command()
+def pretrain(
+    experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder for pretrained.safetensors.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of initialization and data order.")] = 0,
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train a network of the zoo from scratch; the checkpoint is a safetensors file."""
+    task = make_task(experiment, _device(device), seed)
+    with output_folder(folder or Path("runs") / experiment, overwrite) as folder:
+        _pretrain(task, experiment, folder, seed)
+    out.print(f"test error {test_error(task, task.model):.2f}%, written to {folder / PRETRAINED}", highlight=False)
+
+
+@app.command()
+@with_config_options
+def compress(
+    task: Annotated[str, typer.Argument(help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task.")],
+    overrides: dict[str, Any],
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Pre-trained weights (safetensors); without them an experiment pre-trains first."),
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Start from the paper's settings, not from our defaults.")
+    ] = False,
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
+
+    Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder.
+    """
+    config = (CompressConfig.paper() if paper else CompressConfig()).override(**overrides)
+    folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.partition(".py")[0]).name)
+    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device)
+
+
+@app.command()
+def inspect(file: Annotated[Path, typer.Argument(help="A .sws file.")]) -> None:
+    """Show what a file holds, tensor by tensor: shape, non-zero weights, components, bits per weight, bytes."""
+    out.print(tables.file_table(inspect_file(file), str(file)))
+
+
+@app.command()
+def decompress(
+    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Decode a file to safetensors."""
+    state = load(file)
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists already; give --overwrite or another name")
+    save_checkpoint(target, state)
+    out.print(f"{len(state)} tensors written to {target}", highlight=False)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A folder that compress or demo has filled.")],
+    task: Annotated[
+        str | None, typer.Option(help="Experiment or FILE.py:make_task; default: the one of the run.")
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
+    result = Result.load(run / RESULT)
+    loaded = _load_task(task or result.experiment, device, seed=0)
+    error = test_error(loaded, load_copy(loaded.model, load(run / MODEL)))
+    n_bytes = (run / MODEL).stat().st_size
+    out.print(
+        f"error {error}% (result.json: {result.error_after}%), {n_bytes} bytes ({result.file_bytes})", highlight=False
+    )
+    if (error, n_bytes) != (result.error_after, result.file_bytes):
+        out.print("They differ.")
+        raise typer.Exit(1)
+
+
+def _run(
+    spec: str, folder: Path, config: CompressConfig, method: str, weights: Path | None, overwrite: bool, device: str
+) -> None:
+    start = time.perf_counter()
+    seed = config.retrain.seed
+    task = _load_task(spec, device, seed)
+    if weights:
+        load_state_(task.model, load_checkpoint(weights), str(weights))
+    with output_folder(folder, overwrite):
+        if spec in EXPERIMENTS and not weights:
+            _pretrain(task, spec, folder, seed)
+        else:
+            save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+        try:
+            compressed = compress_task(task, config, [ProgressBar("retrain"), CsvLog(folder / HISTORY)])
+        except DivergedError as error:
+            save_checkpoint(folder / LAST_GOOD, error.state)
+            raise
+        save_checkpoint(folder / RETRAINED, compressed.retrained)
+        compressed.save(folder / MODEL)
+        seconds = time.perf_counter() - start
+        before = test_error(task, task.model)
+        result = measure(task, compressed, config, method=method, error_before=before, seconds=seconds)
+        result.save(folder / RESULT)
+    out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
+    out.print(tables.account_table(result))
+    out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
+    out.print(f"{seconds:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+
+
+def _pretrain(task: Task, name: str, folder: Path, seed: int) -> None:
+    pretrain_(task, dataclasses.replace(get_experiment(name).pretrain, seed=seed), [ProgressBar("pre-train")])
+    save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device: expected cpu, cuda or auto, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise NotAvailableError("--device cuda: torch sees no GPU here; use cpu or auto")
+    return device
+
+
+def _load_task(spec: str, device: str, seed: int) -> Task:
+    """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
+    if spec in EXPERIMENTS:
+        return make_task(spec, _device(device), seed)
+    file, colon, function = spec.rpartition(":")
+    if not (colon and file.endswith(".py")):
+        raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)}, or FILE.py:make_task; got {spec!r}")
+    if not Path(file).is_file():
+        raise ConfigError(f"{spec}: there is no file {file}")
+    module_spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if module_spec is None or module_spec.loader is None:
+        raise ConfigError(f"{spec}: {file} cannot be imported")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    module_spec.loader.exec_module(module)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise ConfigError(f"{spec}: {file} defines no function {function!r}")
+    task = make()
+    if not isinstance(task, Task):
+        raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
+    return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; returns the exit status."""
+    try:
+        app(args=list(argv) if argv is not None else None)
+    except SoftShareError as error:
+        Console(stderr=True).print(f"softshare: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0

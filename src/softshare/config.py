@@ -1,0 +1,213 @@
+"""One frozen dataclass per stage, nested in `CompressConfig`. The command line's options come from these fields.
+
+Field names are unique across the stages, so that `--tau` needs no prefix. A field's `help` is what `--help` prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from softshare.errors import ConfigError
+from softshare.hyperpriors import Beta, Dirichlet, Gamma
+
+VERSION = 1
+
+
+def option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+def _require(condition: bool, name: str, expected: str, value: object) -> None:
+    if not condition:
+        raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _require_choice(name: str, kind: Any, value: str) -> None:
+    choices = typing.get_args(kind)
+    _require(value in choices, name, "one of " + ", ".join(choices), value)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose state-dict name matches the shell pattern are shared (`share=True`) or kept as they are."""
+
+    pattern: str
+    share: bool
+
+    def __str__(self) -> str:
+        return f"{'share' if self.share else 'keep'}:{self.pattern}"
+
+
+Init = Literal["range", "quantile"]
+Schedule = Literal["constant", "cosine"]
+Codec = Literal["han"]
+RestDtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class PriorConfig:
+    """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
+
+    components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
+    init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
+    init_std: float | None = option(
+        None, "Start standard deviation; without it, the spacing of means evenly over the range."
+    )
+    zero_mixing: float = option(
+        0.9999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
+    )
+    mixing_prior: Beta | Dirichlet | None = option(
+        None,
+        "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); without it or 'none': fixed.",
+    )
+    zero_gamma: Gamma | None = option(
+        Gamma(5000, 2), "Hyper-prior on the zero component's precision: 'alpha=A,beta=B', 'std=S,strength=K' or 'none'."
+    )
+    free_gamma: Gamma | None = option(
+        Gamma.from_std(0.03, 300), "Hyper-prior on the free components' precisions, likewise."
+    )
+    lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
+    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
+    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
+    rules: tuple[Rule, ...] = option(
+        (), "Ordered name rules 'share:PATTERN' or 'keep:PATTERN', first match wins; may be repeated."
+    )
+
+    def __post_init__(self) -> None:
+        _require(self.components >= 1, "components", "at least 1 free component", self.components)
+        _require_choice("init", Init, self.init)
+        _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
+        if self.init_std is not None:
+            _require(self.init_std > 0 and math.isfinite(self.init_std), "init_std", "a number above 0", self.init_std)
+        for name in ("lr_means", "lr_log_vars", "lr_mixing"):
+            _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class RetrainConfig:
+    """Retraining under the prior."""
+
+    epochs: int = option(40, "Passes over the training data.")
+    tau: float = option(0.08, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
+    tau_warmup: float = option(0.8, "Share of the run over which tau rises linearly from 0.")
+    lr_weights: float = option(2e-3, "Learning rate of the weights (4.1: about that of pre-training).")
+    schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
+    seed: int = option(0, "Seed of everything random in the run.")
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
+        _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
+        _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
+        _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
+        _require_choice("schedule", Schedule, self.schedule)
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """Merging of components that have become alike."""
+
+    merge_threshold: float = option(
+        0.01, "Merge components whose symmetric KL divergence is below this, in nats (4.3)."
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold
+        )
+
+
+@dataclass(frozen=True)
+class EncodeConfig:
+    """What the file is written with."""
+
+    codec: Codec = option("han", "Coder of the shared weights: 'han' is appendix A of the paper.")
+    rest_dtype: RestDtype = option(
+        "float32", "Precision in which floating-point tensors that are not shared are stored."
+    )
+
+    def __post_init__(self) -> None:
+        _require_choice("codec", Codec, self.codec)
+        _require_choice("rest_dtype", RestDtype, self.rest_dtype)
+
+
+@dataclass(frozen=True)
+class CompressConfig:
+    """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
+
+    Where the defaults part from the paper (searched on LeNet-300-100 and LeNet-5-Caffe, judged on validation data): a
+    larger tau, warmed up over most of the run; free components held at a width of 0.03 by a strong hyper-prior, while
+    the zero component is left to tighten; a larger learning rate for the weights, brought to 0 by a cosine.
+    """
+
+    prior: PriorConfig = field(default_factory=PriorConfig)
+    retrain: RetrainConfig = field(default_factory=RetrainConfig)
+    merge: MergeConfig = field(default_factory=MergeConfig)
+    encode: EncodeConfig = field(default_factory=EncodeConfig)
+
+    @classmethod
+    def paper(cls) -> CompressConfig:
+        """Section 4.1 with the hyper-priors of the authors' released code; 40 epochs, as in 6.2."""
+        return cls(
+            prior=PriorConfig(
+                init_std=0.25,
+                zero_mixing=0.999,
+                free_gamma=Gamma(250, 0.1),
+                lr_means=5e-4,
+                lr_log_vars=5e-4,
+                lr_mixing=5e-4,
+            ),
+            retrain=RetrainConfig(epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant"),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
+        values = dict(values)
+        version = values.pop("version", None)
+        _require(version == VERSION, "config version", str(VERSION), version)
+        config: CompressConfig = _build(cls, values, "config")
+        return config
+
+    def override(self, **values: Any) -> CompressConfig:
+        """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`."""
+        stages = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in values.items():
+            owner = next((s for s, stage in stages.items() if name in stage.__dataclass_fields__), None)
+            if owner is None:
+                known = ", ".join(n for stage in stages.values() for n in stage.__dataclass_fields__)
+                raise ConfigError(f"unknown option {name!r}; known are {known}")
+            stages[owner] = dataclasses.replace(stages[owner], **{name: value})
+        return CompressConfig(**stages)
+
+
+def _build(kind: Any, value: Any, path: str) -> Any:
+    """The inverse of `dataclasses.asdict` for the types used here, with the path of the offending leaf in errors."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        members = typing.get_args(kind)
+        if value is None and type(None) in members:
+            return None
+        fits = [
+            m
+            for m in members
+            if dataclasses.is_dataclass(m) == isinstance(value, dict)
+            and (not isinstance(value, dict) or {f.name for f in dataclasses.fields(m)} == set(value))
+        ]
+        _require(bool(fits), path, f"one of {kind}", value)
+        return _build(fits[0], value, path)
+    if typing.get_origin(kind) is tuple:
+        _require(isinstance(value, list | tuple), path, "a list", value)
+        return tuple(_build(typing.get_args(kind)[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if not dataclasses.is_dataclass(kind):
+        return value
+    _require(isinstance(value, dict), path, "a mapping of fields", value)
+    hints = typing.get_type_hints(kind)
+    unknown = set(value) - set(hints)
+    _require(not unknown, path, "fields " + ", ".join(hints), sorted(unknown))
+    return typing.cast(Any, kind)(**{name: _build(hints[name], v, f"{path}.{name}") for name, v in value.items()})

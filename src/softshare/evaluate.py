@@ -1,0 +1,161 @@
+"""Evaluate: a file, decoded and measured, as a `Result`. Nothing here is a formula over numbers that no file holds."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softshare.codec import decode, encode
+from softshare.config import CompressConfig, EncodeConfig
+from softshare.errors import FormatError
+from softshare.files import read_bytes, write_atomic
+from softshare.prior import Mixture
+from softshare.quantize import QuantizedWeights
+from softshare.route import Compressed
+from softshare.task import Task
+from softshare.weights import load_state_
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured point; the same schema for every method."""
+
+    schema: int
+    experiment: str
+    method: str
+    dataset: str
+    seed: int
+    error_before: float  # percent, test
+    error_after: float  # percent, test, of the network that the file decodes to
+    n_weights: int  # parameters of the model
+    n_nonzero: int
+    n_components: int  # distinct values of shared weights, zero included
+    file_bytes: int  # of the whole file
+    ratio: float  # 4 * n_weights / file_bytes
+    han_bytes: int  # of the whole file, with the codec 'han'
+    han_ratio: float
+    entropy_bytes: float  # order-0 entropy of each shared tensor's indices, summed; codebooks not counted
+    complexity_bytes: float  # bits to name every weight's component under the mixture, / 8
+    error_bits: (
+        float  # task loss over the training set in bits; the error cost where the loss is a negative log-likelihood
+    )
+    seconds: float
+    device: str
+    versions: dict[str, str]
+    config: dict[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_atomic(path, self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        try:
+            values = json.loads(read_bytes(path))
+            names = {f.name for f in dataclasses.fields(cls)}
+            if not isinstance(values, dict) or set(values) != names or values["schema"] != SCHEMA:
+                raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(names))}")
+            return cls(**values)
+        except ValueError as problem:
+            raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
+
+
+def measure(
+    task: Task, compressed: Compressed, config: CompressConfig, *, method: str, error_before: float, seconds: float
+) -> Result:
+    """Encode, decode, load into a copy of `task.model` and measure that. This is where the test set is read."""
+    data = compressed.to_bytes()
+    decoded = decode(data)
+    model = load_copy(task.model, decoded.state_dict())
+    han_bytes = len(encode(decoded, EncodeConfig(codec="han", rest_dtype=config.encode.rest_dtype)))
+    n_weights = sum(p.numel() for p in model.parameters())
+    return Result(
+        schema=SCHEMA,
+        experiment=task.name,
+        method=method,
+        dataset=task.dataset,
+        seed=config.retrain.seed,
+        error_before=error_before,
+        error_after=test_error(task, model),
+        n_weights=n_weights,
+        n_nonzero=sum(int(p.count_nonzero()) for p in model.parameters()),
+        n_components=decoded.n_components,
+        file_bytes=len(data),
+        ratio=4 * n_weights / len(data),
+        han_bytes=han_bytes,
+        han_ratio=4 * n_weights / han_bytes,
+        entropy_bytes=entropy_bits(decoded) / 8,
+        complexity_bytes=complexity_bits(decoded, compressed.mixture) / 8,
+        error_bits=_mean_train_loss(task, model) * task.n_examples / math.log(2),
+        seconds=seconds,
+        device=_device_name(model),
+        versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
+        config=config.to_dict(),
+    )
+
+
+def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of `model` holding `state`, ready to be evaluated."""
+    model = copy.deepcopy(model).eval()
+    load_state_(model, state, "the decoded file")
+    return model
+
+
+def test_error(task: Task, model: nn.Module) -> float:
+    model.eval()
+    return float((task.test or task.evaluate)(model))
+
+
+test_error.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest makes of its name
+
+
+def entropy_bits(quantized: QuantizedWeights) -> float:
+    """Order-0 empirical entropy of each shared tensor's indices, summed: sum_t sum_k n_tk log2(n_t / n_tk)."""
+    bits = 0.0
+    for tensor in quantized.shared:
+        counts = tensor.indices.bincount().double()
+        counts = counts[counts > 0]
+        bits += float((counts * torch.log2(counts.sum() / counts)).sum())
+    return bits
+
+
+def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
+    """The mixture's estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
+    mean, mixing = mixture.mean.detach().float().cpu(), mixture.mixing.detach().double().cpu()
+    bits = 0.0
+    for tensor in quantized.shared:
+        counts = tensor.indices.bincount(minlength=len(tensor.codebook)).double()
+        probability = (tensor.codebook[:, None] == mean).double() @ mixing
+        bits -= float((counts * torch.log2(probability))[counts > 0].sum())
+    return bits
+
+
+@torch.no_grad()
+def _mean_train_loss(task: Task, model: nn.Module) -> float:
+    losses = [float(task.loss(model, batch)) for batch in task.train]
+    return sum(losses) / len(losses)
+
+
+def _device_name(model: nn.Module) -> str:
+    device = next(model.parameters()).device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _own_version() -> str:
+    from softshare import __version__
+
+    return __version__

@@ -1,0 +1,33 @@
+"""Files written whole or not at all, and read with an error that says which one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from softshare.errors import ConfigError
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write to a temporary file beside `path`, flush it to the disk, rename it."""
+    temporary = Path(path).parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):  # it is gone where all went well
+            temporary.unlink()
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error

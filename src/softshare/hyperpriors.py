@@ -1,0 +1,99 @@
+"""Hyper-priors on the mixture's own parameters (paper, appendix B).
+
+Each is a small frozen value with one method, `neg_log_density`, a 0-d tensor without the normalizing constant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softshare.errors import ConfigError
+
+
+def _require_positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{owner}: {name} must be a finite number above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Gamma", alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    def from_std(cls, std: float, strength: float) -> Gamma:
+        """The Gamma whose mode is a standard deviation of `std`, held with `strength`.
+
+        With mode m = 1 / std^2, `strength` is m over the Gamma's own standard deviation: at 70 the precision is known
+        to about one part in 70. Mode (alpha - 1) / beta = m and variance alpha / beta^2 = (m / strength)^2 give beta as
+        the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
+        """
+        _require_positive("Gamma.from_std", std=std, strength=strength)
+        mode = std**-2
+        beta = strength**2 * (1 + math.sqrt(1 + 4 / strength**2)) / (2 * mode)
+        return cls(alpha=1 + mode * beta, beta=beta)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation at the mode of the precision (infinite for alpha <= 1, which has no mode above 0)."""
+        return math.sqrt(self.beta / (self.alpha - 1)) if self.alpha > 1 else math.inf
+
+    def neg_log_density(
+        self,
+        log_var: Tensor,  # any shape
+    ) -> Tensor:
+        return ((self.alpha - 1) * log_var + self.beta * torch.exp(-log_var)).sum()
+
+    def __str__(self) -> str:
+        return f"alpha={self.alpha:g},beta={self.beta:g}"
+
+
+@dataclass(frozen=True)
+class Beta:
+    """Beta(alpha, beta) on the zero component's mixing; alpha + beta is the pseudo-count."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Beta", alpha=self.alpha, beta=self.beta)
+
+    def neg_log_density(
+        self,
+        log_mixing: Tensor,  # (J + 1,), the zero component first
+    ) -> Tensor:
+        log_free = torch.logsumexp(log_mixing[1:], 0)
+        return -(self.alpha - 1) * log_mixing[0] - (self.beta - 1) * log_free
+
+    def __str__(self) -> str:
+        return f"alpha={self.alpha:g},beta={self.beta:g}"
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Dirichlet on all mixings: concentration `zero` for the zero component, `free` for each of the others."""
+
+    zero: float
+    free: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Dirichlet", zero=self.zero, free=self.free)
+
+    def neg_log_density(
+        self,
+        log_mixing: Tensor,  # (J + 1,), the zero component first
+    ) -> Tensor:
+        return -(self.zero - 1) * log_mixing[0] - (self.free - 1) * log_mixing[1:].sum()
+
+    def __str__(self) -> str:
+        return f"zero={self.zero:g},free={self.free:g}"

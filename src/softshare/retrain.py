@@ -1,0 +1,191 @@
+"""Retrain under the prior: task loss plus tau / N times -log p(w, theta), by Adam (paper, section 4.1)."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError, DivergedError
+from softshare.prior import MixturePrior
+from softshare.task import Task
+
+CHECK_EVERY = 50  # steps between looks at the loss: each look makes a GPU wait
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One line of the history. Bits and components are those of the network if it were quantized now, unmerged."""
+
+    epoch: int  # 0 is the state before the first step
+    seconds: float
+    tau: float
+    task_loss: float  # mean over the epoch, in nats
+    prior_loss: float  # -log p(w, theta), in nats; a density, so it may be negative
+    complexity_bits: float  # bits to name every weight's component under the mixture
+    validation_error: float  # percent, of the network as it is, not quantized
+    components_alive: int  # components that are the most responsible for some weight, zero included
+    density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights of each shared tensor
+
+
+class Hook:
+    """What may be done while training goes on; every method does nothing unless overridden."""
+
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None: ...
+
+    def on_step(self, epoch: int, step: int) -> None: ...
+
+    def on_epoch(self, record: EpochRecord) -> None: ...
+
+    def on_end(self) -> None:
+        """Called last, after an error too."""
+
+
+def retrain_(
+    task: Task, prior: MixturePrior | None, config: RetrainConfig, hooks: Sequence[Hook] = ()
+) -> tuple[EpochRecord, ...]:
+    """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
+
+    A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
+    good epoch. The global random state is seeded for the run and put back after it.
+    """
+    groups: list[dict[str, Any]] = [{"params": list(task.model.parameters()), "lr": config.lr_weights}]
+    optimizer = torch.optim.Adam(groups + (prior.param_groups() if prior else []))
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]
+    steps = len(task.train) if isinstance(task.train, Sized) else None
+    history: list[EpochRecord] = []
+    with _seeded(task.model, config.seed), _notified(hooks):
+        for hook in hooks:
+            hook.on_start(config.epochs, steps)
+        for epoch in range(config.epochs + 1):
+            start, task_loss, tau = time.perf_counter(), math.nan, 0.0
+            good = _state(task, prior)
+            try:
+                if epoch > 0:
+                    task_loss, tau, steps = _train_epoch(task, prior, optimizer, config, epoch, steps, hooks)
+                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss)
+            except FloatingPointError as problem:
+                _restore(task, prior, good)
+                raise DivergedError(
+                    f"training diverged in epoch {epoch}: {problem}. The weights are again those before that epoch. "
+                    "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors.",
+                    good[0],
+                ) from None
+            history.append(record)
+            for hook in hooks:
+                hook.on_epoch(record)
+    return tuple(history)
+
+
+def _train_epoch(
+    task: Task,
+    prior: MixturePrior | None,
+    optimizer: torch.optim.Optimizer,
+    config: RetrainConfig,
+    epoch: int,
+    expected_steps: int | None,
+    hooks: Sequence[Hook],
+) -> tuple[float, float, int]:  # mean task loss, tau of the last step, steps
+    task.model.train()
+    device = next(task.model.parameters()).device
+    task_sum, loss_sum = torch.zeros(2, device=device)
+    step, tau = 0, 0.0
+    for step, batch in enumerate(task.train, start=1):
+        progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
+        tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0)
+        decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * decay
+
+        task_loss = task.loss(task.model, batch)
+        _require_mean(task_loss)
+        loss = task_loss + prior.loss(tau, task.n_examples) if prior else task_loss
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+        task_sum += task_loss.detach()
+        loss_sum += loss.detach()
+        if step % CHECK_EVERY == 0:
+            _require_finite("the loss", float(loss_sum))
+        for hook in hooks:
+            hook.on_step(epoch, step)
+    if step == 0:
+        again = "" if epoch == 1 else f" in epoch {epoch}: it must give its batches anew each time it is iterated"
+        raise ConfigError(f"Task.train gave no batch{again}")
+    _require_finite("the loss", float(loss_sum))
+    return float(task_sum) / step, tau, step
+
+
+def _record(
+    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float
+) -> EpochRecord:
+    task.model.eval()
+    with torch.no_grad():
+        error = float(task.evaluate(task.model))
+        if prior is None:
+            return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
+        prior_loss = float(prior.neg_log_prior())
+        _require_finite("-log p(w)", prior_loss)
+        mixture = prior.mixture()
+        counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in prior.view.tensors])
+        density = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()
+        return EpochRecord(
+            epoch=epoch,
+            seconds=seconds,
+            tau=tau,
+            task_loss=task_loss,
+            prior_loss=prior_loss,
+            complexity_bits=float(-(counts.sum(0) * mixture.log_mixing).sum() / math.log(2)),
+            validation_error=error,
+            components_alive=int((counts.sum(0) > 0).sum()),
+            density={s.name: d for s, d in zip(prior.view.shared, density, strict=True)},
+        )
+
+
+def _require_mean(loss: Tensor) -> None:
+    """A vector here would be summed by backward, and the task would weigh its batch size times too much."""
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ConfigError(f"Task.loss must return the mean loss over the batch as a 0-d tensor, got {came}")
+
+
+def _require_finite(what: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise FloatingPointError(f"{what} became {value}")
+
+
+def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
+    return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
+
+
+def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> None:
+    task.model.load_state_dict(state[0])
+    if prior:
+        prior.load_state_dict(state[1])
+
+
+@contextmanager
+def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _notified(hooks: Sequence[Hook]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.on_end()

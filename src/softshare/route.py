@@ -1,0 +1,61 @@
+"""The whole route in one call: prior, retrain, merge, quantize; what comes back can be saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from softshare.codec import decode, encode
+from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.files import write_atomic
+from softshare.merge import merge
+from softshare.prior import Mixture, MixturePrior
+from softshare.quantize import QuantizedWeights, quantize
+from softshare.retrain import EpochRecord, Hook, retrain_
+from softshare.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """A network on its way into a file, with what led there."""
+
+    quantized: QuantizedWeights
+    mixture: Mixture  # merged; what the weights were quantized with
+    retrained: dict[str, Tensor]  # the state dict just before merging and quantizing
+    history: tuple[EpochRecord, ...] = ()
+    config: EncodeConfig = field(default_factory=EncodeConfig)
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return encode(self.quantized, self.config)
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the file, whole or not at all, and return its size in bytes."""
+        data = self.to_bytes()
+        write_atomic(path, data)
+        return len(data)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the file decodes to, by way of the file."""
+        return decode(self.to_bytes()).state_dict()
+
+
+def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[Hook] = ()) -> Compressed:
+    """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself is left as it is."""
+    config = config or CompressConfig()
+    task = dataclasses.replace(task, model=copy.deepcopy(task.model))
+    prior = MixturePrior(task.model, config.prior)
+    history = retrain_(task, prior, config.retrain, hooks)
+    compressed = quantize_prior(prior, config.merge)
+    return dataclasses.replace(compressed, history=history, config=config.encode)
+
+
+def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
+    """Merge, then quantize."""
+    mixture = merge(prior.mixture(), config)
+    return Compressed(quantize(prior.view, mixture), mixture, prior.view.state_dict())

@@ -1,0 +1,66 @@
+"""What the command line shows, as rich tables."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from softshare.codec import FileInfo
+from softshare.evaluate import Result
+from softshare.zoo.experiments import PaperRow
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    return table
+
+
+def file_table(info: FileInfo, title: str) -> Table:
+    """One row per tensor; the overhead is the header, the codebooks and the checksum."""
+    columns = ("tensor", "shape", "non-zero", "components", "bits/weight", "bytes")
+    table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
+    for t in info.tensors:
+        components = str(t.n_components) if t.kind == "shared" else "kept"
+        shape = " x ".join(str(n) for n in t.shape) or "scalar"
+        bits = f"{t.bits_per_weight:.3f}"
+        table.add_row(t.name, shape, _share(t.n_nonzero, t.n), components, bits, f"{t.n_bytes:,}")
+    table.add_row("overhead", "", "", "", "", f"{info.overhead_bytes:,}", end_section=True)
+    n = sum(t.n for t in info.tensors)
+    bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
+    nonzero = _share(sum(t.n_nonzero for t in info.tensors), n)
+    table.add_row("file", f"{n:,}", nonzero, "", bits, f"{info.file_bytes:,}")
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} ({100 * part / whole:.1f}%)" if whole else "-"
+
+
+def account_table(result: Result) -> Table:
+    """The description length, estimated and measured, side by side."""
+    table = _table("Description length", "", "bytes", "ratio")
+
+    def row(label: str, n_bytes: float) -> None:
+        table.add_row(label, f"{n_bytes:,.0f}", f"{4 * result.n_weights / n_bytes:.1f}" if n_bytes else "-")
+
+    row("float32", 4 * result.n_weights)
+    row("complexity cost, by the mixture", result.complexity_bytes)
+    row("order-0 entropy of the indices", result.entropy_bytes)
+    row("Han's format, the whole file", result.han_bytes)
+    row("the file, measured", result.file_bytes)
+    table.add_row("error cost on the training set", f"{result.error_bits / 8:,.0f}", "")
+    return table
+
+
+def result_table(result: Result, paper: PaperRow | None) -> Table:
+    """The result beside the paper's row."""
+    table = _table(f"{result.experiment} on {result.dataset}", "", "test error %", "non-zero %", "bytes", "ratio")
+    if paper:
+        errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
+        n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
+        table.add_row("the paper (estimated)", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
+    errors = f"{result.error_before:.2f} -> {result.error_after:.2f}"
+    density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
+    table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
+    return table

@@ -1,0 +1,45 @@
+"""Task: the one seam between a user's world and the route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from softshare.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What softshare must know of a network: how it is trained and how it is judged.
+
+    `evaluate` is called during training and for model selection, so it should read held-out training data. `test`, if
+    given, is called only for the final figures; without it `evaluate` serves for those too.
+    """
+
+    model: nn.Module  # pre-trained
+    train: Iterable[Any]  # batches; iterated once per epoch, so a list or a DataLoader, not a generator
+    loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss over the batch, 0-d
+    evaluate: Callable[[nn.Module], float]  # model -> error in percent
+    n_examples: int  # training examples in all batches of one epoch
+    test: Callable[[nn.Module], float] | None = None
+    name: str = "custom"
+    dataset: str = "custom"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ConfigError(f"Task.model: expected a torch.nn.Module, got {type(self.model).__name__}")
+        for name in ("loss", "evaluate"):
+            if not callable(getattr(self, name)):
+                raise ConfigError(f"Task.{name}: expected a function, got {getattr(self, name)!r}")
+        if not isinstance(self.n_examples, int) or self.n_examples < 1:
+            raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
+        if not hasattr(self.train, "__iter__") and not hasattr(self.train, "__getitem__"):
+            raise ConfigError(f"Task.train: expected an iterable of batches, got {type(self.train).__name__}")
+        if isinstance(self.train, Iterator):
+            raise ConfigError(
+                f"Task.train: a {type(self.train).__name__} can be iterated only once, but each epoch is a pass; "
+                "give a list or a DataLoader"
+            )

@@ -1,0 +1,1 @@
+"""The paper's networks, data and experiments: Tasks like any other."""
