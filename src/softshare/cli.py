@@ -175,6 +175,14 @@ def _run(
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{seconds:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    soft = compressed.history[-1].validation_error
+    if result.error_after > max(result.error_before, soft) + 1:
+        out.print(
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}% ({soft:.2f}% on validation data "
+            "before quantizing). Where quantizing did it, the components were still wide: give more epochs, a smaller "
+            "--init-std or a smaller --zero-mixing. Where retraining did it, lower --tau or --lr-weights.",
+            highlight=False,
+        )
 
 
 def _pretrain(task: Task, name: str, folder: Path, seed: int) -> None:

@@ -70,7 +70,8 @@ class _MixtureNLL(torch.autograd.Function):
         floor = math.log(torch.finfo(mean.dtype).tiny) + 8
         loss = torch.zeros((), dtype=torch.float64, device=mean.device)
         sums = torch.zeros(3, len(mean), dtype=torch.float64, device=mean.device)  # of r, r p d, r p d^2 over weights
-        grads = [torch.empty(w.shape, dtype=w.dtype, device=w.device) if need_grad else w for w in weights]
+        # In the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
+        grads = [torch.empty(w.shape, dtype=mean.dtype, device=w.device) if need_grad else w for w in weights]
         for w, grad in zip(weights, grads, strict=True):
             flat, flat_grad = w.detach().reshape(-1), grad.view(-1) if need_grad else None
             for part in _chunks(len(flat), mean):
@@ -92,10 +93,12 @@ class _MixtureNLL(torch.autograd.Function):
         if need_grad:
             mixture_grads = torch.stack([-sums[0], -sums[1], 0.5 * (sums[0] - sums[2])]).to(mean.dtype)
             ctx.save_for_backward(mixture_grads, *grads)
+            ctx.weight_dtypes = [w.dtype for w in weights]
         return loss.to(mean.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
         mixture_grads, *grads = ctx.saved_tensors
-        return (*(upstream * mixture_grads).unbind(), *((upstream * g).to(g.dtype) for g in grads))
+        scaled = ((upstream * g).to(dtype) for g, dtype in zip(grads, ctx.weight_dtypes, strict=True))
+        return (*(upstream * mixture_grads).unbind(), *scaled)

@@ -1,0 +1,180 @@
+"""The whole route on networks of a user's own: one call, an own loop, and every kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import softshare as ss
+from softshare.errors import ModelError
+
+# A small network on few images: the components must tighten within 135 steps.
+CONFIG = ss.CompressConfig().override(
+    epochs=15, components=8, tau=0.003, zero_mixing=0.5, init_std=0.03, lr_log_vars=0.02, zero_gamma=ss.Gamma(50, 0.02)
+)
+
+
+class ConvNet(nn.Module):
+    """A user's network: convolutions with batch-norm, a module inside a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3),
+            nn.BatchNorm2d(8),
+        )
+        self.head = nn.Linear(8 * 6 * 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(F.relu(self.features(x)).flatten(1))
+        return logits
+
+
+def stripes(n: int = 384) -> tuple[Tensor, Tensor]:
+    """Images with a bright row band, column band, or none."""
+    g = torch.Generator().manual_seed(0)
+    images, labels = 0.5 * torch.randn(n, 1, 8, 8, generator=g), torch.arange(n) % 3
+    images[labels == 1, :, 3:5, :] += 1
+    images[labels == 2, :, :, 3:5] += 1
+    return images, labels
+
+
+def conv_task() -> ss.Task:
+    images, labels = stripes()
+    torch.manual_seed(0)
+    model = ConvNet()
+    batches = list(zip(images[:288].split(32), labels[:288].split(32), strict=True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for x, y in batches * 6:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return ss.Task(
+        model=model.eval(),
+        train=batches,
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        evaluate=lambda model: 100 * (model(images[288:]).argmax(1) != labels[288:]).float().mean().item(),
+        n_examples=288,
+    )
+
+
+def test_a_users_task(tmp_path: Path) -> None:
+    task = conv_task()
+    before = {name: t.clone() for name, t in task.model.state_dict().items()}
+    compressed = ss.compress(task, CONFIG)
+    assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())  # worked on a copy
+
+    size = compressed.save(tmp_path / "model.sws")
+    assert size == (tmp_path / "model.sws").stat().st_size
+    fresh = ConvNet()
+    ss.load_into_(fresh, tmp_path / "model.sws")
+    loaded = fresh.state_dict()
+    assert all(torch.equal(loaded[name], t) for name, t in compressed.state_dict().items())
+    shared = torch.cat([loaded[t.name].flatten() for t in compressed.quantized.shared])
+    assert len(shared.unique()) <= 9
+    assert 0 < int(shared.count_nonzero()) < len(shared)
+    for name in ("features.1.running_mean", "features.4.running_var", "features.1.weight"):
+        assert torch.equal(loaded[name], compressed.retrained[name])  # batch-norm as it was trained, not quantized
+    assert int(loaded["features.1.num_batches_tracked"]) == 6 * 9 + 15 * 9
+
+    error = task.evaluate(fresh.eval())
+    assert error <= 5
+    result = ss.measure(task, compressed, CONFIG, method="softshare", error_before=0.0, seconds=0.0)
+    assert (result.error_after, result.file_bytes) == (error, size)
+
+
+def test_a_users_own_loop(tmp_path: Path) -> None:
+    task = conv_task()
+    model = task.model.train()
+    prior = ss.MixturePrior(model, CONFIG.prior)
+    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": 2e-3}, *prior.param_groups()])
+    for epoch in range(15):
+        for batch in task.train:
+            loss = task.loss(model, batch) + prior.loss(tau=0.003 * epoch / 15, n_examples=task.n_examples)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    prior.quantize().save(tmp_path / "model.sws")
+    fresh = ConvNet()
+    ss.load_into_(fresh, tmp_path / "model.sws")
+    assert task.evaluate(fresh.eval()) <= 5
+
+
+def test_same_seed_same_file() -> None:
+    first, second = (ss.compress(conv_task(), CONFIG).to_bytes() for _ in range(2))
+    assert first == second
+    assert ss.compress(conv_task(), CONFIG.override(tau=0.03)).to_bytes() != first
+
+
+class TiedLanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "conv1d": lambda: nn.Conv1d(2, 3, 3),
+    "conv3d": lambda: nn.Conv3d(1, 2, 2),
+    "transposed": lambda: nn.ConvTranspose2d(2, 3, 3),
+    "embedding": lambda: nn.Embedding(10, 4),
+    "tied language model": TiedLanguageModel,
+    "lstm": lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True),
+    "nested": lambda: nn.Sequential(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.ModuleList([nn.Linear(4, 2)])
+    ),
+    "bfloat16": lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4)).to(torch.bfloat16),
+    "mixed": lambda: nn.Sequential(nn.Linear(5, 4).to(torch.bfloat16), nn.Linear(4, 3), nn.Linear(3, 2).double()),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_layer_goes_through(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, fresh = NETWORKS[name](), NETWORKS[name]()
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=5, zero_mixing=0.5))
+    compressed = prior.quantize()
+    compressed.save(tmp_path / "model.sws")
+    ss.load_into_(fresh, tmp_path / "model.sws")
+    mixture = compressed.mixture
+    kept = {n for n in model.state_dict() if n in prior.view.rest}
+    for key, tensor in fresh.state_dict().items():
+        original = model.state_dict()[key]
+        assert tensor.dtype == original.dtype
+        if key in kept:
+            assert torch.equal(tensor, original)
+        else:
+            w = original.float().flatten()
+            expected = mixture.mean.float()[mixture.responsibilities(w).argmax(0)]
+            assert torch.equal(tensor.flatten(), expected.to(tensor.dtype)), key
+    if name == "tied language model":
+        assert isinstance(fresh, TiedLanguageModel)
+        assert fresh.out.weight is fresh.embed.weight
+        assert [s.name for s in prior.view.shared].count("embed.weight") == 1
+        assert "out.weight" in ss.load(tmp_path / "model.sws")
+
+
+def test_rest_dtype_is_what_is_evaluated(tmp_path: Path) -> None:
+    compressed = ss.compress(conv_task(), CONFIG.override(epochs=1, rest_dtype="float16"))
+    compressed.save(tmp_path / "model.sws")
+    scale = ss.load(tmp_path / "model.sws")["features.1.weight"]
+    assert torch.equal(scale, compressed.retrained["features.1.weight"].half().float())
+    assert torch.equal(scale, compressed.state_dict()["features.1.weight"])
+
+
+def test_a_model_without_weights_costs_only_a_message() -> None:
+    task = conv_task()
+    bad = ss.Task(nn.BatchNorm2d(3), task.train, task.loss, task.evaluate, task.n_examples)
+    with pytest.raises(ModelError, match="no parameter to share"):
+        ss.compress(bad, CONFIG)
