@@ -30,12 +30,13 @@ from softshare.runs import (
     PRETRAINED,
     RESULT,
     RETRAINED,
+    earlier_files,
     load_checkpoint,
     output_folder,
     save_checkpoint,
 )
 from softshare.task import Task
-from softshare.weights import load_state_
+from softshare.weights import WeightView, load_state_
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
+out = Console(markup=False)
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
@@ -102,7 +103,7 @@ def compress(
     Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder.
     """
     config = (CompressConfig.paper() if paper else CompressConfig()).override(**overrides)
-    folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.partition(".py")[0]).name)
+    folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device)
 
 
@@ -136,7 +137,10 @@ def evaluate(
 ) -> None:
     """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
     result = Result.load(run / RESULT)
-    loaded = _load_task(task or result.experiment, device, seed=0)
+    try:
+        loaded = _load_task(task or result.experiment, device, seed=0)
+    except ConfigError as problem:
+        raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     error = test_error(loaded, load_copy(loaded.model, load(run / MODEL)))
     n_bytes = (run / MODEL).stat().st_size
     out.print(
@@ -153,9 +157,13 @@ def _run(
     start = time.perf_counter()
     seed = config.retrain.seed
     task = _load_task(spec, device, seed)
+    kept: list[str] = []
+    if spec in EXPERIMENTS and not weights and not overwrite and earlier_files(folder) == [PRETRAINED]:
+        weights, kept = folder / PRETRAINED, [PRETRAINED]  # what `softshare pretrain` has left there
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
-    with output_folder(folder, overwrite):
+    WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
+    with output_folder(folder, overwrite, kept):
         if spec in EXPERIMENTS and not weights:
             _pretrain(task, spec, folder, seed)
         else:
@@ -178,9 +186,9 @@ def _run(
     soft = compressed.history[-1].validation_error
     if result.error_after > max(result.error_before, soft) + 1:
         out.print(
-            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}% ({soft:.2f}% on validation data "
-            "before quantizing). Where quantizing did it, the components were still wide: give more epochs, a smaller "
-            "--init-std or a smaller --zero-mixing. Where retraining did it, lower --tau or --lr-weights.",
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}% ({soft:.2f}% on validation "
+            "data before quantizing). Where quantizing did it, the components were still wide: give more epochs, a "
+            "smaller --init-std or a smaller --zero-mixing. Where retraining did it, lower --tau or --lr-weights.",
             highlight=False,
         )
 
@@ -196,7 +204,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"--device: expected cpu, cuda or auto, got {name!r}") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: expected cpu, cuda or auto, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise NotAvailableError("--device cuda: torch sees no GPU here; use cpu or auto")
     return device
@@ -204,8 +214,9 @@ def _device(name: str) -> torch.device:
 
 def _load_task(spec: str, device: str, seed: int) -> Task:
     """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
+    on = _device(device)
     if spec in EXPERIMENTS:
-        return make_task(spec, _device(device), seed)
+        return make_task(spec, on, seed)
     file, colon, function = spec.rpartition(":")
     if not (colon and file.endswith(".py")):
         raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)}, or FILE.py:make_task; got {spec!r}")

@@ -6,10 +6,11 @@ Field names are unique across the stages, so that `--tau` needs no prefix. A fie
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
 from softshare.errors import ConfigError
@@ -106,6 +107,7 @@ class RetrainConfig:
         _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         _require_choice("schedule", Schedule, self.schedule)
+        _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ class CompressConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": VERSION, **dataclasses.asdict(self)}
+        """Plain values, as they come back from JSON: lists, not tuples."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return {"version": VERSION, **values}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
@@ -189,6 +193,9 @@ class CompressConfig:
         return CompressConfig(**stages)
 
 
+_LEAVES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def _build(kind: Any, value: Any, path: str) -> Any:
     """The inverse of `dataclasses.asdict` for the types used here, with the path of the offending leaf in errors."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -198,7 +205,8 @@ def _build(kind: Any, value: Any, path: str) -> Any:
         fits = [
             m
             for m in members
-            if dataclasses.is_dataclass(m) == isinstance(value, dict)
+            if m is not type(None)
+            and dataclasses.is_dataclass(m) == isinstance(value, dict)
             and (not isinstance(value, dict) or {f.name for f in dataclasses.fields(m)} == set(value))
         ]
         _require(bool(fits), path, f"one of {kind}", value)
@@ -206,10 +214,16 @@ def _build(kind: Any, value: Any, path: str) -> Any:
     if typing.get_origin(kind) is tuple:
         _require(isinstance(value, list | tuple), path, "a list", value)
         return tuple(_build(typing.get_args(kind)[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if kind in _LEAVES:
+        accepted = (int, float) if kind is float else kind
+        fits_kind = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)  # a bool is an int
+        _require(fits_kind, path, _LEAVES[kind], value)
     if not dataclasses.is_dataclass(kind):
         return value
     _require(isinstance(value, dict), path, "a mapping of fields", value)
     hints = typing.get_type_hints(kind)
     unknown = set(value) - set(hints)
     _require(not unknown, path, "fields " + ", ".join(hints), sorted(unknown))
+    needed = {f.name for f in dataclasses.fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    _require(needed <= set(value), path, "fields " + ", ".join(hints), value)
     return typing.cast(Any, kind)(**{name: _build(hints[name], v, f"{path}.{name}") for name, v in value.items()})

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from softshare.codec import decode, encode
 from softshare.config import CompressConfig, EncodeConfig
-from softshare.errors import FormatError
+from softshare.errors import ConfigError, FormatError
 from softshare.files import read_bytes, write_atomic
 from softshare.prior import Mixture
 from softshare.quantize import QuantizedWeights
+from softshare.retrain import seeded
 from softshare.route import Compressed
 from softshare.task import Task
 from softshare.weights import load_state_
@@ -64,8 +65,9 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
+        data = read_bytes(path)
         try:
-            values = json.loads(read_bytes(path))
+            values = json.loads(data)
             names = {f.name for f in dataclasses.fields(cls)}
             if not isinstance(values, dict) or set(values) != names or values["schema"] != SCHEMA:
                 raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(names))}")
@@ -100,7 +102,7 @@ def measure(
         han_ratio=4 * n_weights / han_bytes,
         entropy_bytes=entropy_bits(decoded) / 8,
         complexity_bytes=complexity_bits(decoded, compressed.mixture) / 8,
-        error_bits=_mean_train_loss(task, model) * task.n_examples / math.log(2),
+        error_bits=_mean_train_loss(task, model, config.retrain.seed) * task.n_examples / math.log(2),
         seconds=seconds,
         device=_device_name(model),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
@@ -145,8 +147,13 @@ def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
 
 
 @torch.no_grad()
-def _mean_train_loss(task: Task, model: nn.Module) -> float:
-    losses = [float(task.loss(model, batch)) for batch in task.train]
+def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
+    with seeded(model, seed):
+        losses = [float(task.loss(model, batch)) for batch in task.train]
+    if not losses:
+        raise ConfigError(
+            "Task.train gave no batch after training: it must give its batches anew each time it is iterated"
+        )
     return sum(losses) / len(losses)
 
 

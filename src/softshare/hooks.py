@@ -25,7 +25,12 @@ class ProgressBar(Hook):
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         self._epochs, self._steps, self._started = epochs, steps_per_epoch, time.monotonic()
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._progress = Progress(*columns, console=self.console)
             total = epochs * (steps_per_epoch or 1)
             self._bar: TaskID = self._progress.add_task(self.title, total=total)
@@ -41,9 +46,10 @@ class ProgressBar(Hook):
             text += f"  {record.complexity_bits / 8000:.1f} kB  {record.components_alive} components"
         if self._progress:
             self._progress.update(self._bar, description=text, completed=record.epoch * (self._steps or 1))
-        elif record.epoch > 0 and (record.epoch % max(1, self._epochs // 10) == 0 or record.epoch == self._epochs):
+        elif record.epoch > 0 and (record.epoch % -(-self._epochs // 10) == 0 or record.epoch == self._epochs):
             left = (time.monotonic() - self._started) / record.epoch * (self._epochs - record.epoch)
-            self.console.print(f"{text}  epoch {record.epoch}/{self._epochs}, {left:.0f} s left", highlight=False)
+            line = f"{text}  epoch {record.epoch}/{self._epochs}, {left:.0f} s left"
+            self.console.print(line, markup=False, highlight=False)
 
     def on_end(self) -> None:
         if self._progress:

@@ -39,8 +39,9 @@ class Gamma:
         the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
         """
         _require_positive("Gamma.from_std", std=std, strength=strength)
-        mode = std**-2
-        beta = strength**2 * (1 + math.sqrt(1 + 4 / strength**2)) / (2 * mode)
+        mode = 1 / std / std  # not std**-2, which raises where it overflows
+        _require_positive("Gamma.from_std", **{"1 / std^2": mode})
+        beta = strength * (strength + math.hypot(strength, 2)) / (2 * mode)
         return cls(alpha=1 + mode * beta, beta=beta)
 
     @property

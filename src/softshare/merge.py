@@ -17,7 +17,7 @@ def divergences(mixture: Mixture) -> Tensor:  # (J + 1, J + 1)
     var = mixture.log_var.exp()
     distance2 = (mixture.mean[:, None] - mixture.mean) ** 2
     directed = (var[:, None] + distance2) / var - 1
-    return (directed + directed.T) / 4
+    return ((directed + directed.T) / 4).clamp(min=0)  # below 0 by rounding only
 
 
 def merge(mixture: Mixture, config: MergeConfig | None = None) -> Mixture:
@@ -27,7 +27,9 @@ def merge(mixture: Mixture, config: MergeConfig | None = None) -> Mixture:
     """
     threshold = (config or MergeConfig()).merge_threshold
     mixture = mixture.detach()
-    mixing, mean, var = (t.double().clone() for t in (mixture.mixing, mixture.mean, mixture.log_var.exp()))
+    # In double from the logarithms on: what float32 takes for 0 may still be one half of the two.
+    mixing, var = mixture.log_mixing.double().exp(), mixture.log_var.double().exp()
+    mean = mixture.mean.double().clone()
     while len(mean) > 1:
         table = divergences(Mixture(mixing.log(), mean, var.log())).fill_diagonal_(torch.inf)
         first, second = sorted(divmod(int(table.argmin()), len(mean)))

@@ -91,16 +91,20 @@ def _parse_rule(text: str) -> Rule:
 def _parse_hyperprior(name: str, text: str, is_gamma: bool) -> Gamma | Beta | Dirichlet | None:
     if text == "none":
         return None
+    flag, parts = f"--{name.replace('_', '-')}", [part.split("=") for part in text.split(",")]
     try:
-        values = {key.strip(): float(number) for key, number in (part.split("=") for part in text.split(","))}
+        values = {key.strip(): float(number) for key, number in parts}
     except ValueError:
         values = {}
-    match sorted(values), is_gamma:
-        case ["alpha", "beta"], _:
-            return (Gamma if is_gamma else Beta)(**values)
-        case ["std", "strength"], True:
-            return Gamma.from_std(**values)
-        case ["free", "zero"], False:
-            return Dirichlet(**values)
+    try:
+        match sorted(values) if len(values) == len(parts) else [], is_gamma:
+            case ["alpha", "beta"], _:
+                return (Gamma if is_gamma else Beta)(**values)
+            case ["std", "strength"], True:
+                return Gamma.from_std(**values)
+            case ["free", "zero"], False:
+                return Dirichlet(**values)
+    except ConfigError as problem:
+        raise ConfigError(f"{flag}: {problem}") from None
     forms = ("alpha=A,beta=B", "std=S,strength=K") if is_gamma else ("alpha=A,beta=B", "zero=A,free=B")
-    raise ConfigError(f"--{name.replace('_', '-')}: expected '{forms[0]}', '{forms[1]}' or 'none', got {text!r}")
+    raise ConfigError(f"{flag}: expected '{forms[0]}', '{forms[1]}' or 'none', got {text!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,9 +61,9 @@ def retrain_(
     optimizer = torch.optim.Adam(groups + (prior.param_groups() if prior else []))
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
-    steps = len(task.train) if isinstance(task.train, Sized) else None
+    steps = _length(task.train)
     history: list[EpochRecord] = []
-    with _seeded(task.model, config.seed), _notified(hooks):
+    with seeded(task.model, config.seed), _notified(hooks):
         for hook in hooks:
             hook.on_start(config.epochs, steps)
         for epoch in range(config.epochs + 1):
@@ -123,6 +123,8 @@ def _train_epoch(
         again = "" if epoch == 1 else f" in epoch {epoch}: it must give its batches anew each time it is iterated"
         raise ConfigError(f"Task.train gave no batch{again}")
     _require_finite("the loss", float(loss_sum))
+    for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
+        _require_finite(name, float(parameter.detach().abs().max()) if parameter.numel() else 0.0)
     return float(task_sum) / step, tau, step
 
 
@@ -164,6 +166,13 @@ def _require_finite(what: str, value: float) -> None:
         raise FloatingPointError(f"{what} became {value}")
 
 
+def _length(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # no length, or a DataLoader over a dataset without one
+        return None
+
+
 def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
     return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
 
@@ -175,7 +184,8 @@ def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> 
 
 
 @contextmanager
-def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed the global random state, that of the model's GPU too, and put it back afterwards."""
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

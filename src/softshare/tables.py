@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.table import Table
+from rich.text import Text
 
 from softshare.codec import FileInfo
 from softshare.evaluate import Result
@@ -10,7 +11,8 @@ from softshare.zoo.experiments import PaperRow
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    # As Text, here and for names below: rich would take "[x]" in a string for markup and not show it.
+    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     return table
@@ -22,9 +24,9 @@ def file_table(info: FileInfo, title: str) -> Table:
     table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
     for t in info.tensors:
         components = str(t.n_components) if t.kind == "shared" else "kept"
-        shape = " x ".join(str(n) for n in t.shape) or "scalar"
+        shape = "x".join(str(n) for n in t.shape) or "scalar"
         bits = f"{t.bits_per_weight:.3f}"
-        table.add_row(t.name, shape, _share(t.n_nonzero, t.n), components, bits, f"{t.n_bytes:,}")
+        table.add_row(Text(t.name), shape, _share(t.n_nonzero, t.n), components, bits, f"{t.n_bytes:,}")
     table.add_row("overhead", "", "", "", "", f"{info.overhead_bytes:,}", end_section=True)
     n = sum(t.n for t in info.tensors)
     bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"

@@ -34,6 +34,8 @@ class Task:
         for name in ("loss", "evaluate"):
             if not callable(getattr(self, name)):
                 raise ConfigError(f"Task.{name}: expected a function, got {getattr(self, name)!r}")
+        if self.test is not None and not callable(self.test):
+            raise ConfigError(f"Task.test: expected a function or None, got {self.test!r}")
         if not isinstance(self.n_examples, int) or self.n_examples < 1:
             raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
         if not hasattr(self.train, "__iter__") and not hasattr(self.train, "__getitem__"):

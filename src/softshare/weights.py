@@ -17,7 +17,16 @@ from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 
 # Shared by default, weights and biases alike. Normalization layers are not: their few parameters set scales.
-SHARED_MODULES = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.RNNBase)
+SHARED_MODULES = (
+    nn.Linear,
+    nn.Bilinear,
+    _ConvNd,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +98,8 @@ class WeightView:
                 raise ModelError(f"tensor {s.name}: {bad} of {s.tensor.numel()} weights are NaN or infinite")
         low, high = self.range()
         if low == high:
-            raise ModelError(f"all {self.n_weights} shared weights equal {low}: expected a trained network")
+            names = ", ".join(s.name for s in self.shared)
+            raise ModelError(f"all {self.n_weights} shared weights equal {low} ({names}): expected a trained network")
 
     def range(self) -> tuple[float, float]:
         lows, highs = zip(*(torch.aminmax(t.detach()) for t in self.tensors if t.numel()), strict=True)
@@ -155,6 +165,8 @@ def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> N
 
 
 def _misfit(name: str, ours: Tensor, theirs: Tensor) -> list[str]:
+    if is_lazy(theirs):
+        return [f"{name}: not initialized yet in the model; run one batch through it first"]
     if ours.shape != theirs.shape:
         return [f"{name}: shape {tuple(ours.shape)} in the file, {tuple(theirs.shape)} in the model"]
     if ours.is_floating_point() != theirs.is_floating_point():  # copying would round without a word

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from softshare.errors import FormatError
 
+MAX_DIMENSIONS = 64  # numpy's own limit
 N_VALIDATION = 5_000
 SPLIT_SEED = 2017
 
@@ -69,10 +71,10 @@ def parse_idx(data: bytes) -> NDArray[np.uint8]:
     start = 4 + 4 * data[3]
     if len(data) < start:
         raise FormatError(f"IDX file cut short: {data[3]} dimensions take a header of {start} bytes, got {len(data)}")
-    shape = np.frombuffer(data[4:start], dtype=">u4").astype(np.int64)
-    expected = start + int(np.prod(shape))
-    if len(data) != expected:
-        raise FormatError(f"IDX file of shape {shape.tolist()}: expected {expected} bytes, got {len(data)}")
+    shape = [int(size) for size in np.frombuffer(data[4:start], dtype=">u4")]
+    expected = start + math.prod(shape)
+    if len(data) != expected or len(shape) > MAX_DIMENSIONS or max(shape, default=0) > len(data):
+        raise FormatError(f"IDX file of shape {shape}: expected {expected} bytes, got {len(data)}")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import CompressConfig, RetrainConfig
+from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.task import Task
@@ -35,7 +35,6 @@ class Experiment:
     batch_size: int
     pretrain: RetrainConfig
     paper: PaperRow
-    compress: CompressConfig = field(default_factory=CompressConfig)
 
 
 EXPERIMENTS = {

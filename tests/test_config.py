@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
+from softshare.errors import ConfigError
+from softshare.hyperpriors import Beta, Dirichlet, Gamma
+
+STAGES = {"prior": PriorConfig, "retrain": RetrainConfig, "merge": MergeConfig, "encode": EncodeConfig}
+
+EVERY_OPTION = CompressConfig(
+    prior=PriorConfig(
+        components=3,
+        init="quantile",
+        init_std=0.125,
+        zero_mixing=0.5,
+        mixing_prior=Beta(900, 0.1),
+        zero_gamma=None,
+        free_gamma=Gamma.from_std(0.01, 7),
+        lr_means=0.0,
+        lr_log_vars=1e-7,
+        lr_mixing=3,
+        rules=(Rule("*.bias", share=False), Rule("conv?.[ab]*", share=True)),
+    ),
+    retrain=RetrainConfig(epochs=2, tau=0.0, tau_warmup=1.0, lr_weights=1e-9, schedule="constant", seed=-5),
+    merge=MergeConfig(merge_threshold=0.0),
+    encode=EncodeConfig(codec="han", rest_dtype="bfloat16"),
+)
+
+
+def round_trip(config: CompressConfig) -> CompressConfig:
+    return CompressConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+
+
+def a_dict(**stages: Any) -> dict[str, Any]:
+    return {"version": 1, **stages}
+
+
+# The values
+
+
+def test_the_paper_configuration_holds_the_papers_values() -> None:
+    paper = CompressConfig.paper()
+    assert paper.retrain.tau == 0.005
+    assert paper.retrain.tau_warmup == 0
+    assert paper.retrain.schedule == "constant"
+    assert paper.prior.components == 16
+    assert paper.prior.zero_mixing == 0.999
+    assert paper.prior.mixing_prior is None
+    assert paper.prior.init == "range"
+    assert (paper.prior.lr_means, paper.prior.lr_log_vars, paper.prior.lr_mixing) == (5e-4, 5e-4, 5e-4)
+    assert paper.retrain.lr_weights == 5e-4
+    assert paper.prior.zero_gamma == Gamma(5000, 2)
+    assert paper.prior.free_gamma == Gamma(250, 0.1)
+    assert paper.retrain.epochs == 40
+
+
+def test_all_stages_have_defaults() -> None:
+    config = CompressConfig()
+    assert config == CompressConfig(PriorConfig(), RetrainConfig(), MergeConfig(), EncodeConfig())
+    assert config != CompressConfig.paper()
+
+
+def test_field_names_are_unique_over_the_stages() -> None:
+    assert [f.name for f in dataclasses.fields(CompressConfig)] == list(STAGES)
+    names = [f.name for stage in STAGES.values() for f in dataclasses.fields(stage)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("stage", STAGES.values())
+def test_every_field_says_what_it_is(stage: type[Any]) -> None:
+    for field in dataclasses.fields(stage):
+        help = field.metadata["help"]
+        assert help.endswith("."), field.name
+        assert help[0].isupper(), field.name
+
+
+def test_configs_are_frozen_and_hashable() -> None:
+    config = CompressConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.retrain.tau = 1.0  # type: ignore[misc]
+    assert len({config, CompressConfig(), CompressConfig.paper()}) == 2
+
+
+# To a dict and back
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CompressConfig(),
+        CompressConfig.paper(),
+        EVERY_OPTION,
+        EVERY_OPTION.override(mixing_prior=Dirichlet(9, 2.5), free_gamma=None, init_std=None),
+    ],
+    ids=["default", "paper", "every option", "other options"],
+)
+def test_round_trip_through_json(config: CompressConfig) -> None:
+    again = round_trip(config)
+    assert again == config
+    assert hash(again) == hash(config)
+    assert again.to_dict() == config.to_dict()
+
+
+positive = st.floats(min_value=1e-300, max_value=1e300)
+shapes = st.builds(Gamma, positive, positive)
+stages = st.builds(
+    CompressConfig,
+    st.builds(
+        PriorConfig,
+        components=st.integers(1, 1000),
+        init=st.sampled_from(["range", "quantile"]),
+        init_std=st.none() | positive,
+        zero_mixing=st.floats(0, 1, exclude_min=True, exclude_max=True),
+        mixing_prior=st.none() | st.builds(Beta, positive, positive) | st.builds(Dirichlet, positive, positive),
+        zero_gamma=st.none() | shapes,
+        free_gamma=st.none() | shapes,
+        lr_means=st.floats(0, 1e9),
+        rules=st.lists(st.builds(Rule, st.text(), st.booleans())).map(tuple),
+    ),
+    st.builds(
+        RetrainConfig,
+        epochs=st.integers(1),
+        tau=st.floats(0, 1e9),
+        tau_warmup=st.floats(0, 1),
+        lr_weights=positive,
+        schedule=st.sampled_from(["constant", "cosine"]),
+        seed=st.integers(0, 2**63 - 1),
+    ),
+    st.builds(MergeConfig, st.floats(0, 1e9)),
+    st.builds(EncodeConfig, rest_dtype=st.sampled_from(["float32", "float16", "bfloat16"])),
+)
+
+
+@given(stages)
+def test_round_trip_of_any_configuration(config: CompressConfig) -> None:
+    assert round_trip(config) == config
+
+
+def test_the_dict_is_plain_and_carries_its_version() -> None:
+    values = EVERY_OPTION.to_dict()
+    assert values["version"] == 1
+    assert values["prior"]["mixing_prior"] == {"alpha": 900, "beta": 0.1}
+    assert values["prior"]["zero_gamma"] is None
+    assert json.loads(json.dumps(values))["prior"]["rules"] == [
+        {"pattern": "*.bias", "share": False},
+        {"pattern": "conv?.[ab]*", "share": True},
+    ]
+
+
+def test_what_a_dict_leaves_out_is_the_default() -> None:
+    assert CompressConfig.from_dict(a_dict()) == CompressConfig()
+    partial = a_dict(retrain={"tau": 0.5}, prior={"mixing_prior": {"zero": 3.0, "free": 2.0}})
+    assert CompressConfig.from_dict(partial) == CompressConfig().override(tau=0.5, mixing_prior=Dirichlet(3, 2))
+
+
+def test_from_dict_leaves_its_argument_as_it_is() -> None:
+    values = EVERY_OPTION.to_dict()
+    CompressConfig.from_dict(values)
+    assert values == EVERY_OPTION.to_dict()
+
+
+# Errors
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused(version: Any) -> None:
+    with pytest.raises(ConfigError, match=r"version.*expected 1.*got"):
+        CompressConfig.from_dict({**CompressConfig().to_dict(), "version": version})
+
+
+def test_a_missing_version_is_refused() -> None:
+    with pytest.raises(ConfigError, match="version"):
+        CompressConfig.from_dict({"retrain": {"tau": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "name"),
+    [
+        (a_dict(training={}), "config", "training"),
+        (a_dict(retrain={"Tau": 1.0}), "config.retrain", "Tau"),
+        (a_dict(prior={"tau": 1.0}), "config.prior", "tau"),
+        (a_dict(prior={"rules": [{"pattern": "*", "share": True, "x": 1}]}), "config.prior.rules[0]", "x"),
+        (a_dict(prior={"zero_gamma": {"alpha": 1.0, "beta": 1.0, "x": 1}}), "config.prior.zero_gamma", "x"),
+        (a_dict(prior={"mixing_prior": {"alpha": 1.0, "free": 1.0}}), "config.prior.mixing_prior", "free"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_its_path(values: dict[str, Any], path: str, name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        CompressConfig.from_dict(values)
+    assert str(error.value).startswith(f"{path}: ")
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        (a_dict(prior=None), "config.prior"),
+        (a_dict(prior=[]), "config.prior"),
+        (a_dict(prior={"rules": "keep:*"}), "config.prior.rules"),
+        (a_dict(prior={"rules": ["keep:*"]}), "config.prior.rules[0]"),
+        (a_dict(prior={"rules": [{"pattern": "*"}]}), "config.prior.rules[0]"),
+        (a_dict(prior={"rules": [{"pattern": 3, "share": True}]}), "config.prior.rules[0].pattern"),
+        (a_dict(prior={"rules": [{"pattern": "*", "share": "no"}]}), "config.prior.rules[0].share"),
+        (a_dict(prior={"zero_gamma": "none"}), "config.prior.zero_gamma"),
+        (a_dict(prior={"zero_gamma": {"alpha": 1.0}}), "config.prior.zero_gamma"),
+        (a_dict(prior={"zero_gamma": {"alpha": "1", "beta": 2.0}}), "config.prior.zero_gamma.alpha"),
+        (a_dict(prior={"components": "16"}), "config.prior.components"),
+        (a_dict(prior={"components": 1.5}), "config.prior.components"),
+        (a_dict(prior={"components": None}), "config.prior.components"),
+        (a_dict(prior={"init_std": "0.1"}), "config.prior.init_std"),
+        (a_dict(prior={"init": 1}), "init"),
+        (a_dict(retrain={"tau": "0.1"}), "config.retrain.tau"),
+        (a_dict(retrain={"epochs": 2.5}), "config.retrain.epochs"),
+        (a_dict(retrain={"epochs": True}), "config.retrain.epochs"),
+        (a_dict(retrain={"seed": "x"}), "config.retrain.seed"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_its_path(values: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        CompressConfig.from_dict(values)
+    assert path in str(error.value)
+
+
+BAD_VALUES: list[tuple[str, Any]] = [
+    ("components", 0),
+    ("components", -1),
+    ("init", "random"),
+    ("init_std", 0.0),
+    ("init_std", -0.1),
+    ("init_std", math.inf),
+    ("init_std", math.nan),
+    ("zero_mixing", 0.0),
+    ("zero_mixing", 1.0),
+    ("zero_mixing", math.nan),
+    ("lr_means", -1e-9),
+    ("lr_log_vars", math.inf),
+    ("lr_mixing", math.nan),
+    ("epochs", 0),
+    ("tau", -0.001),
+    ("tau", math.nan),
+    ("tau", math.inf),
+    ("tau_warmup", -0.1),
+    ("tau_warmup", 1.1),
+    ("lr_weights", 0.0),
+    ("lr_weights", math.nan),
+    ("schedule", "linear"),
+    ("seed", 2**64),
+    ("seed", -(2**63) - 1),
+    ("merge_threshold", -1.0),
+    ("merge_threshold", math.inf),
+    ("codec", "zip"),
+    ("rest_dtype", "int8"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_VALUES)
+def test_a_bad_value_is_refused_by_its_name(name: str, value: Any) -> None:
+    stage = next(s for s, kind in STAGES.items() if name in {f.name for f in dataclasses.fields(kind)})
+    for build in (
+        lambda: CompressConfig().override(**{name: value}),
+        lambda: STAGES[stage](**{name: value}),
+        lambda: CompressConfig.from_dict(a_dict(**{stage: {name: value}})),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name}: expected .*, got ") as error:
+            build()
+        assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["zero_gamma", "free_gamma", "mixing_prior"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"beta.*{value}"):
+        CompressConfig.from_dict(a_dict(prior={field: {"alpha": 1.0, "beta": value}}))
+
+
+# Override
+
+
+def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
+    base = CompressConfig.paper()
+    rules = (Rule("*.bias", share=False),)
+    new = base.override(tau=0.5, components=4, merge_threshold=2.0, rest_dtype="float16", rules=rules, zero_gamma=None)
+    assert new == CompressConfig(
+        prior=dataclasses.replace(base.prior, components=4, rules=rules, zero_gamma=None),
+        retrain=dataclasses.replace(base.retrain, tau=0.5),
+        merge=MergeConfig(2.0),
+        encode=EncodeConfig(rest_dtype="float16"),
+    )
+    assert base == CompressConfig.paper()
+    assert base.override() == base
+
+
+def test_override_refuses_an_unknown_name_and_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="'learning_rate'") as error:
+        CompressConfig().override(learning_rate=0.1)
+    for stage in STAGES.values():
+        for field in dataclasses.fields(stage):
+            assert field.name in str(error.value)
+
+
+def test_a_rule_prints_as_it_is_given_on_the_command_line() -> None:
+    assert str(Rule("fc*.weight", share=True)) == "share:fc*.weight"
+    assert str(Rule("*", share=False)) == "keep:*"

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import struct
+from collections import Counter
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from softshare.errors import FormatError
+from softshare.zoo import datasets
+from softshare.zoo.datasets import Batches, Split, load_mnist, parse_idx
+
+LAW = settings(deadline=None, derandomize=True)
+
+
+def idx(sizes: list[int], values: bytes, kind: int = 8) -> bytes:
+    return struct.pack(f">2xBB{len(sizes)}I", kind, len(sizes), *sizes) + values
+
+
+# The IDX reader
+
+
+def test_idx_by_literal_bytes() -> None:
+    data = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes([1, 2, 3, 253, 254, 255])
+    array = parse_idx(data)
+    assert array.dtype == np.uint8
+    assert array.tolist() == [[1, 2, 3], [253, 254, 255]]
+    assert parse_idx(b"\0\0\x08\x01\0\0\0\0").shape == (0,)
+    assert parse_idx(b"\0\0\x08\x00\x07").tolist() == 7
+    big = parse_idx(idx([256 + 1], bytes(257)))  # sizes are big-endian
+    assert big.shape == (257,)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "expected it to start with 00 00 08"),
+        (b"\0\0\x08", "expected it to start with 00 00 08"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "got 1f 8b 08"),  # still gzipped
+        (idx([1], b"x", kind=0x0D), "got 00 00 0d"),  # floats
+        (b"\0\0\x08\x02\0\0\0\x01", "2 dimensions take a header of 12 bytes, got 8"),
+        (idx([2, 3], b"12345"), r"shape \[2, 3\]: expected 18 bytes, got 17"),
+        (idx([2, 3], b"1234567"), r"shape \[2, 3\]: expected 18 bytes, got 19"),
+        (idx([2**32 - 1], b""), "expected 4294967303 bytes, got 8"),
+        (idx([2**16] * 4, b""), r"shape \[65536, 65536, 65536, 65536\]"),  # 2^64 values, which is 0 in 64 bits
+        (idx([0, 2**32 - 1, 2**32 - 1], b""), "4294967295"),  # no value, but more than an array may have
+        (idx([1] * 65, b"x"), "65"),  # more dimensions than an array may have
+    ],
+    ids=[
+        "empty",
+        "three bytes",
+        "gzip",
+        "floats",
+        "header cut short",
+        "a byte too few",
+        "a byte too many",
+        "no values",
+        "2^64 values",
+        "a size of 0 among huge ones",
+        "65 dimensions",
+    ],
+)
+def test_malformed_idx(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        parse_idx(data)
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 256, 2**16, 2**31, 2**32 - 1]), max_size=70)
+
+
+@LAW
+@given(st.binary(max_size=64) | st.builds(idx, SIZES, st.binary(max_size=30)))
+@example(idx([2, 3], b"123456"))
+def test_any_bytes_give_an_array_or_a_format_error(data: bytes) -> None:
+    try:
+        array = parse_idx(data)
+    except FormatError:
+        return
+    assert array.dtype == np.uint8
+    sizes = struct.unpack_from(f">{data[3]}I", data, 4)
+    assert array.shape == sizes
+    assert array.tobytes() == data[4 + 4 * len(sizes) :]
+
+
+# MNIST
+
+
+@functools.cache
+def mnist() -> tuple[Split, Split, Split]:
+    return load_mnist()
+
+
+@functools.cache
+def raw(name: str, skip: int) -> NDArray[np.uint8]:
+    """The packaged file read without the package's own reader: `skip` bytes of header, then values."""
+    packed = (files("softshare.zoo") / "data" / f"{name}.gz").read_bytes()
+    return np.frombuffer(gzip.decompress(packed), np.uint8, offset=skip)
+
+
+def pixels(images: Tensor) -> NDArray[np.uint8]:
+    """Back to bytes; scaling by 1/255 must have lost nothing."""
+    octets = (images * 255).round().to(torch.uint8)
+    assert torch.equal(octets.float() / 255, images)
+    array: NDArray[np.uint8] = octets.numpy().reshape(len(images), 784)
+    return array
+
+
+def rows(split: Split) -> Counter[bytes]:
+    images, labels = pixels(split.images), split.labels.to(torch.uint8).numpy()
+    return Counter(image.tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True))
+
+
+def test_mnist_sizes_and_ranges() -> None:
+    for split, n in zip(mnist(), (55_000, 5_000, 10_000), strict=True):
+        assert len(split) == n
+        assert split.images.shape == (n, 1, 28, 28)
+        assert split.labels.shape == (n,)
+        assert (split.images.dtype, split.labels.dtype) == (torch.float32, torch.int64)
+        assert (float(split.images.min()), float(split.images.max())) == (0.0, 1.0)
+        assert set(split.labels.tolist()) == set(range(10))
+
+
+def test_mnist_classes() -> None:
+    """The known counts of the digits."""
+    train, validation, test = (split.labels.bincount() for split in mnist())
+    assert test.tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert (train + validation).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+def test_the_test_set_is_the_file() -> None:
+    test = mnist()[2]
+    assert np.array_equal(pixels(test.images).reshape(-1), raw("t10k-images-idx3-ubyte", 16))
+    assert np.array_equal(test.labels.numpy(), raw("t10k-labels-idx1-ubyte", 8))
+
+
+def test_validation_and_training_part_the_60_000() -> None:
+    train, validation = rows(mnist()[0]), rows(mnist()[1])
+    images, labels = raw("train-images-idx3-ubyte", 16).reshape(60_000, 784), raw("train-labels-idx1-ubyte", 8)
+    full = Counter(image.tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True))
+    assert len(full) == 60_000  # all images differ, so equal counts mean equal examples
+    assert train + validation == full
+    assert not train & validation
+
+
+def test_the_validation_examples_are_fixed() -> None:
+    """Another split would make every earlier result on it incomparable."""
+    validation = mnist()[1]
+    content = pixels(validation.images).tobytes() + validation.labels.to(torch.uint8).numpy().tobytes()
+    digest = "516253fc0e9d114abbd3f1a15dfd38815dddf3c3a98a4ae6aab0ac817f24ccab"
+    assert hashlib.sha256(content).hexdigest() == digest
+
+
+def test_the_split_neither_follows_nor_moves_the_random_state() -> None:
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    again = load_mnist()[1]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(again.images, mnist()[1].images)
+
+
+def test_a_wrong_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(datasets._MNIST_MD5, "t10k-labels-idx1-ubyte", "0" * 32)
+    with pytest.raises(FormatError, match=f"t10k-labels-idx1-ubyte.*{'0' * 32}.*27ae3e4e09519cfbb04c329615203637"):
+        load_mnist()
+
+
+def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(datasets._MNIST_MD5, "no-such-file", "0" * 32)
+    with pytest.raises(FormatError, match=r"no-such-file\.gz cannot be read"):
+        datasets._packaged("no-such-file")
+
+
+# Batches
+
+
+def numbered(n: int) -> Split:
+    """Image i holds i, and so does its label."""
+    numbers = torch.arange(n)
+    return Split(numbers.float()[:, None, None, None], numbers)
+
+
+@pytest.mark.parametrize(("n", "size", "sizes"), [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 5, [3]), (3, 1, [1, 1, 1])])
+def test_batches_cover_every_example_once(n: int, size: int, sizes: list[int]) -> None:
+    batches = Batches(numbered(n), size)
+    for _ in range(2):
+        parts = list(batches)
+        assert [len(part) for part in parts] == sizes
+        assert len(batches) == len(sizes)
+        labels = torch.cat([part.labels for part in parts])
+        assert sorted(labels.tolist()) == list(range(n))
+        images = torch.cat([part.images for part in parts])
+        assert images.shape == (n, 1, 1, 1)
+        assert torch.equal(images.reshape(-1), labels.float())  # each image keeps its label
+
+
+def order(batches: Batches) -> list[int]:
+    return [int(label) for part in batches for label in part.labels]
+
+
+def test_batches_are_shuffled_anew_and_follow_the_seed() -> None:
+    batches = Batches(numbered(50), 8)
+    torch.manual_seed(3)
+    first, second = order(batches), order(batches)
+    assert first != second
+    assert first != list(range(50))
+    torch.manual_seed(3)
+    assert [order(batches), order(batches)] == [first, second]
+    torch.manual_seed(4)
+    assert order(batches) != first
+
+
+def test_split_indexing_and_moving() -> None:
+    part = numbered(5)[torch.tensor([4, 0])]
+    assert part.labels.tolist() == [4, 0]
+    assert part.images.reshape(-1).tolist() == [4.0, 0.0]
+    assert part.to("meta").images.device.type == "meta"
+    assert part.to("meta").labels.device.type == "meta"

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError, NotAvailableError
+from softshare.zoo import experiments
+from softshare.zoo.datasets import Batches, Split, load_mnist
+from softshare.zoo.experiments import EXPERIMENTS, cross_entropy, error_percent, get_experiment, make_task, pretrain_
+
+LENETS = {"lenet-300-100": 266_610, "lenet-5-caffe": 431_080}
+
+
+@functools.cache
+def slices() -> tuple[Split, Split, Split]:
+    """MNIST in small: 2,000 for training, 500 for validation, 700 for the test."""
+    train, validation, test = load_mnist()
+    return train[torch.arange(2000)], validation[torch.arange(500)], test[torch.arange(700)]
+
+
+@pytest.fixture(autouse=True)
+def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "load_mnist", slices)
+
+
+def hand_error(model: nn.Module, split: Split) -> float:
+    with torch.no_grad():
+        predicted: list[int] = model(split.images).argmax(1).tolist()
+    labels: list[int] = split.labels.tolist()
+    return 100 * sum(p != t for p, t in zip(predicted, labels, strict=True)) / len(labels)
+
+
+@pytest.mark.parametrize("name", LENETS)
+def test_make_task(name: str) -> None:
+    task = make_task(name)
+    train, validation, test = slices()
+    assert (task.name, task.dataset, task.n_examples) == (name, "MNIST", 2000)
+    assert sum(p.numel() for p in task.model.parameters()) == LENETS[name]
+    assert isinstance(task.train, Batches)
+    assert task.train.split.images.shape == train.images.shape
+    batch = next(iter(task.train))
+    assert len(batch) == EXPERIMENTS[name].batch_size == 256
+    loss = task.loss(task.model, batch)
+    assert loss.shape == ()
+    log_p = torch.log_softmax(task.model(batch.images), 1)
+    torch.testing.assert_close(loss, -log_p[torch.arange(256), batch.labels].mean())
+    assert task.test is not None
+    assert task.evaluate(task.model) == pytest.approx(hand_error(task.model, validation))
+    assert task.test(task.model) == pytest.approx(hand_error(task.model, test))
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    """And the caller's random state neither enters nor moves."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = make_task("lenet-300-100", seed=5).model.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again, other = (make_task("lenet-300-100", seed=s).model.state_dict() for s in (5, 6))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_unknown_names() -> None:
+    for ask in (make_task, get_experiment):
+        with pytest.raises(ConfigError, match=r"'lenet-7'.*lenet-300-100, lenet-5-caffe, wrn-16-4"):
+            ask("lenet-7")
+
+
+def test_an_experiment_without_its_data() -> None:
+    with pytest.raises(NotAvailableError, match=r"wrn-16-4 needs CIFAR-10"):
+        make_task("wrn-16-4")
+
+
+def test_the_papers_rows() -> None:
+    """Table 1, 'Ours'."""
+    table = {
+        "lenet-300-100": (1.89, 1.94, 4.3, 64),
+        "lenet-5-caffe": (0.88, 0.97, 0.5, 162),
+        "wrn-16-4": (6.48, 8.50, 6.6, 45),
+    }
+    for name, row in table.items():
+        paper = get_experiment(name).paper
+        assert (paper.error_before, paper.error_after, paper.nonzero_percent, paper.ratio) == row
+    assert list(EXPERIMENTS) == list(table)
+
+
+class Echo(nn.Module):
+    """The image is the logits; batch sizes are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(3, [3, 3, 1]), (7, [7]), (100, [7]), (1, [1] * 7)])
+def test_error_percent_by_hand(batch_size: int, sizes: list[int]) -> None:
+    """Of 7 examples the 2nd, 4th and last are wrong; the last is alone in its batch where the size is 3."""
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    predicted = torch.tensor([0, 2, 2, 1, 0, 1, 3])
+    split = Split(F.one_hot(predicted, 4).float()[:, None, None], labels)
+    model = Echo()
+    assert error_percent(model, split, batch_size) == pytest.approx(300 / 7, rel=1e-12)
+    assert model.sizes == sizes
+
+
+def test_cross_entropy_by_hand() -> None:
+    """Logits log 1, log 3: shares 1/4 and 3/4; the mean over one right and one wrong."""
+    images = torch.tensor([1.0, 3.0]).log().expand(2, 1, 1, 2)
+    loss = cross_entropy(Echo(), Split(images, torch.tensor([1, 0])))
+    expected = -(torch.tensor(0.75).log() + torch.tensor(0.25).log()) / 2
+    torch.testing.assert_close(loss, expected)
+
+
+def test_a_short_pre_training_learns_digits() -> None:
+    """2,000 images are enough for less than 15% on held-out ones."""
+    task = make_task("lenet-300-100")
+    history = pretrain_(task, RetrainConfig(epochs=8, lr_weights=2e-3))
+    assert history[0].validation_error > 60
+    assert history[-1].validation_error < 15
+    assert task.test is not None
+    assert task.test(task.model) < 15
+    assert task.evaluate(task.model) == history[-1].validation_error
+
+
+def test_pre_training_is_the_seeds() -> None:
+    def weights(seed: int) -> Tensor:
+        task = make_task("lenet-300-100")
+        pretrain_(task, RetrainConfig(epochs=1, lr_weights=2e-3, seed=seed))
+        return torch.cat([p.detach().reshape(-1) for p in task.model.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
