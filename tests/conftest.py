@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import settings
 
 # Tests run in two processes; two threads in each would fight over two cores, many times slower than one each.
 torch.set_num_threads(1)
+
+# The same examples on every machine, and no deadline: how long one takes says nothing on a busy machine.
+settings.register_profile("softshare", deadline=None, derandomize=True)
+settings.load_profile("softshare")

@@ -19,9 +19,10 @@ import softshare
 from softshare.codec import load_into_
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig
 from softshare.errors import ConfigError, FormatError
-from softshare.evaluate import Result, complexity_bits, entropy_bits, load_copy, measure, test_error
+from softshare.evaluate import Result, complexity_bits, entropy_bits, final_error, load_copy, measure
 from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedTensor, QuantizedWeights
+from softshare.retrain import EpochRecord
 from softshare.route import Compressed
 from softshare.task import Task
 
@@ -83,13 +84,14 @@ def make_task(**changes: Any) -> Task:
 
 def compressed(task: Task, encode: EncodeConfig) -> Compressed:
     prior = MixturePrior(task.model, PriorConfig(components=4, init="range", init_std=0.1, zero_mixing=0.7))
-    return dataclasses.replace(prior.quantize(MergeConfig(0.01)), config=encode)
+    history = tuple(EpochRecord(epoch, seconds, 0, 0, 0, 0, 0, 0) for epoch, seconds in enumerate((1.25, 2.0)))
+    return dataclasses.replace(prior.quantize(MergeConfig(0.01)), config=encode, history=history)
 
 
 def measured(task: Task, rest_dtype: Any = "float32") -> tuple[Result, Compressed]:
     config = CompressConfig().override(rest_dtype=rest_dtype, seed=7)
     out = compressed(task, config.encode)
-    return measure(task, out, config, method="ours", error_before=12.5, seconds=3.25), out
+    return measure(task, out, config, method="ours", error_before=12.5), out
 
 
 def tensor(indices: list[int], codebook: list[float], name: str = "w") -> QuantizedTensor:
@@ -228,6 +230,20 @@ def test_measuring_does_not_depend_on_the_random_state() -> None:
     assert results[0] == results[1]
 
 
+def test_error_before_is_that_of_the_tasks_model() -> None:
+    task = make_task()
+    config = CompressConfig()
+    result = measure(task, compressed(task, config.encode), config)
+    assert result.error_before == final_error(task, task.model)
+    assert (result.method, result.seconds) == ("softshare", 3.25)
+
+
+def test_the_config_must_be_that_of_the_file() -> None:
+    task = make_task()
+    with pytest.raises(ConfigError, match="expected the config of the file"):
+        measure(task, compressed(task, EncodeConfig(rest_dtype="float16")), CompressConfig())
+
+
 def test_load_copy_and_test_error() -> None:
     task = make_task()
     state = {name: torch.ones_like(t) for name, t in task.model.state_dict().items()}
@@ -237,7 +253,7 @@ def test_load_copy_and_test_error() -> None:
     assert all(bool((t == 1).all()) for t in out.state_dict().values())
     assert not any(bool((p == 1).all()) for p in task.model.parameters())
     out.train()
-    assert test_error(task, out) == weighted_sum(out)  # which asserts the mode
+    assert final_error(task, out) == weighted_sum(out)  # which asserts the mode
 
 
 # The JSON

@@ -120,7 +120,7 @@ def test_ratio_that_no_file_holds(tmp_path: Path) -> None:
     config = ss.CompressConfig().override(components=3, epochs=1)
     t = task()
     compressed = ss.compress(t, config)
-    result = ss.measure(t, compressed, config, method="softshare", error_before=0.0, seconds=0.0)
+    result = ss.measure(t, compressed, config)
     size = compressed.save(tmp_path / "model.sws")
     assert size == (tmp_path / "model.sws").stat().st_size == result.file_bytes
     n_parameters = 4 * 8 + 8 + 8 * 2 + 2

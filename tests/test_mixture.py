@@ -33,7 +33,7 @@ def weights(n: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor
 def loss_and_grads(loss: Loss, ws: Sequence[Tensor], params: Sequence[Tensor], upstream: float = 1.0) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in (*params, *ws)]
     value = loss(leaves[3:], *leaves[:3])
-    (upstream * value).backward()  # type: ignore[no-untyped-call]
+    (upstream * value).backward()
     return [value.detach(), *(t.grad for t in leaves if t.grad is not None)]
 
 
@@ -135,7 +135,9 @@ def test_no_gradient_asked_none_computed() -> None:
 class _LargestTensor(TorchDispatchMode):
     """Records the largest tensor any operation makes."""
 
-    numel = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

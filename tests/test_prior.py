@@ -83,7 +83,7 @@ def test_loss_equals_torch_distributions(
     def truth(prior: ss.MixturePrior) -> torch.Tensor:
         m, w = prior.mixture(), prior.view.gather()
         mixing, precision = m.mixing / m.mixing.sum(), 1 / m.std**2
-        log_p = MixtureSameFamily(Categorical(probs=mixing), Normal(m.mean, m.std)).log_prob(w).sum()
+        log_p: torch.Tensor = MixtureSameFamily(Categorical(probs=mixing), Normal(m.mean, m.std)).log_prob(w).sum()
         if zero_gamma:
             log_p += TorchGamma(torch.tensor(zero_gamma.alpha).double(), zero_gamma.beta).log_prob(precision[0])
         if free_gamma:
@@ -112,7 +112,7 @@ def test_loss_is_a_scalar_scaled_by_tau_over_n() -> None:
 def test_gradients_reach_weights_and_every_mixture_parameter() -> None:
     model = net()
     prior = ss.MixturePrior(model, ss.PriorConfig(components=4, mixing_prior=ss.Beta(5, 1), zero_mixing=0.5))
-    prior.loss(tau=1.0, n_examples=1).backward()  # type: ignore[no-untyped-call]
+    prior.loss(tau=1.0, n_examples=1).backward()
     for name, p in [*prior.named_parameters(), *((s.name, s.tensor) for s in prior.view.shared)]:
         assert p.grad is not None, name
         assert p.grad.abs().sum() > 0, name
@@ -158,7 +158,7 @@ def test_weights_in_other_dtypes(dtype: torch.dtype) -> None:
     model = net().to(dtype)
     prior = ss.MixturePrior(model, ss.PriorConfig(components=4))
     assert prior.means.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    prior.loss(tau=1.0, n_examples=1).backward()  # type: ignore[no-untyped-call]
+    prior.loss(tau=1.0, n_examples=1).backward()
     gradient = prior.view.tensors[0].grad
     assert gradient is not None
     assert gradient.dtype == dtype

@@ -213,7 +213,7 @@ def test_training_is_the_loop_written_by_hand(schedule: Any, mixing_prior: Beta 
             group["lr"] = lr * (0.5 * (1 + math.cos(math.pi * step / 9)) if schedule == "cosine" else 1)
         loss = cross_entropy(model, train[step % 3]) + tau / 24 * hand.neg_log_prior()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
     ours = [*task.model.parameters(), prior.means, prior.log_vars, prior.mixing_logits, prior.zero_logit]
@@ -250,7 +250,7 @@ def test_plain_training_without_a_prior() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for batch in train * 2:
         optimizer.zero_grad()
-        cross_entropy(model, batch).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(model, batch).backward()
         optimizer.step()
     for a, b in zip(task.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

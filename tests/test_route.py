@@ -55,7 +55,7 @@ def conv_task() -> ss.Task:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for x, y in batches * 6:
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
     return ss.Task(
         model=model.eval(),
@@ -87,7 +87,7 @@ def test_a_users_task(tmp_path: Path) -> None:
 
     error = task.evaluate(fresh.eval())
     assert error <= 5
-    result = ss.measure(task, compressed, CONFIG, method="softshare", error_before=0.0, seconds=0.0)
+    result = ss.measure(task, compressed, CONFIG)
     assert (result.error_after, result.file_bytes) == (error, size)
 
 
@@ -100,7 +100,7 @@ def test_a_users_own_loop(tmp_path: Path) -> None:
         for batch in task.train:
             loss = task.loss(model, batch) + prior.loss(tau=0.003 * epoch / 15, n_examples=task.n_examples)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     prior.quantize().save(tmp_path / "model.sws")
     fresh = ConvNet()

@@ -19,7 +19,7 @@ from softshare.codec import inspect as inspect_file
 from softshare.codec import load
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
-from softshare.evaluate import Result, load_copy, measure, test_error
+from softshare.evaluate import Result, final_error, load_copy, measure
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.route import compress as compress_task
@@ -79,7 +79,7 @@ def pretrain(
     task = make_task(experiment, _device(device), seed)
     with output_folder(folder or Path("runs") / experiment, overwrite) as folder:
         _pretrain(task, experiment, folder, seed)
-    out.print(f"test error {test_error(task, task.model):.2f}%, written to {folder / PRETRAINED}", highlight=False)
+    out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}", highlight=False)
 
 
 @app.command()
@@ -141,7 +141,7 @@ def evaluate(
         loaded = _load_task(task or result.experiment, device, seed=0)
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
-    error = test_error(loaded, load_copy(loaded.model, load(run / MODEL)))
+    error = final_error(loaded, load_copy(loaded.model, load(run / MODEL)))
     n_bytes = (run / MODEL).stat().st_size
     out.print(
         f"error {error}% (result.json: {result.error_after}%), {n_bytes} bytes ({result.file_bytes})", highlight=False
@@ -175,14 +175,12 @@ def _run(
             raise
         save_checkpoint(folder / RETRAINED, compressed.retrained)
         compressed.save(folder / MODEL)
-        seconds = time.perf_counter() - start
-        before = test_error(task, task.model)
-        result = measure(task, compressed, config, method=method, error_before=before, seconds=seconds)
+        result = measure(task, compressed, config, method=method)
         result.save(folder / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
-    out.print(f"{seconds:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
     soft = compressed.history[-1].validation_error
     if result.error_after > max(result.error_before, soft) + 1:
         out.print(

@@ -52,7 +52,7 @@ class Result:
     error_bits: (
         float  # task loss over the training set in bits; the error cost where the loss is a negative log-likelihood
     )
-    seconds: float
+    seconds: float  # of retraining
     device: str
     versions: dict[str, str]
     config: dict[str, Any]
@@ -77,9 +77,19 @@ class Result:
 
 
 def measure(
-    task: Task, compressed: Compressed, config: CompressConfig, *, method: str, error_before: float, seconds: float
+    task: Task,
+    compressed: Compressed,
+    config: CompressConfig,
+    *,
+    method: str = "softshare",
+    error_before: float | None = None,
 ) -> Result:
-    """Encode, decode, load into a copy of `task.model` and measure that. This is where the test set is read."""
+    """Encode, decode, load into a copy of `task.model` and measure that. This is where the test set is read.
+
+    Without `error_before`, `task.model` is taken for the network before compression, as `compress` leaves it.
+    """
+    if config.encode != compressed.config:
+        raise ConfigError(f"measure: expected the config of the file, {compressed.config}, got {config.encode}")
     data = compressed.to_bytes()
     decoded = decode(data)
     model = load_copy(task.model, decoded.state_dict())
@@ -91,8 +101,8 @@ def measure(
         method=method,
         dataset=task.dataset,
         seed=config.retrain.seed,
-        error_before=error_before,
-        error_after=test_error(task, model),
+        error_before=final_error(task, task.model) if error_before is None else error_before,
+        error_after=final_error(task, model),
         n_weights=n_weights,
         n_nonzero=sum(int(p.count_nonzero()) for p in model.parameters()),
         n_components=decoded.n_components,
@@ -103,7 +113,7 @@ def measure(
         entropy_bytes=entropy_bits(decoded) / 8,
         complexity_bytes=complexity_bits(decoded, compressed.mixture) / 8,
         error_bits=_mean_train_loss(task, model, config.retrain.seed) * task.n_examples / math.log(2),
-        seconds=seconds,
+        seconds=sum(record.seconds for record in compressed.history),
         device=_device_name(model),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
         config=config.to_dict(),
@@ -117,12 +127,14 @@ def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def test_error(task: Task, model: nn.Module) -> float:
+@torch.no_grad()
+def final_error(task: Task, model: nn.Module) -> float:
+    """Error in percent by `task.test`, or by `task.evaluate` where there is no such; the model's mode is put back."""
+    was_training = model.training
     model.eval()
-    return float((task.test or task.evaluate)(model))
-
-
-test_error.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest makes of its name
+    error = float((task.test or task.evaluate)(model))
+    model.train(was_training)
+    return error
 
 
 def entropy_bits(quantized: QuantizedWeights) -> float:

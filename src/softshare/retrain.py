@@ -101,7 +101,7 @@ def _train_epoch(
     step, tau = 0, 0.0
     for step, batch in enumerate(task.train, start=1):
         progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
-        tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0)
+        tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * decay
@@ -110,7 +110,7 @@ def _train_epoch(
         _require_mean(task_loss)
         loss = task_loss + prior.loss(tau, task.n_examples) if prior else task_loss
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
         task_sum += task_loss.detach()
@@ -124,7 +124,8 @@ def _train_epoch(
         raise ConfigError(f"Task.train gave no batch{again}")
     _require_finite("the loss", float(loss_sum))
     for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
-        _require_finite(name, float(parameter.detach().abs().max()) if parameter.numel() else 0.0)
+        if parameter.requires_grad and parameter.numel():
+            _require_finite(name, float(parameter.detach().abs().max()))
     return float(task_sum) / step, tau, step
 
 

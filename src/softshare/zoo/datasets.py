@@ -20,7 +20,6 @@ from torch import Tensor
 
 from softshare.errors import FormatError
 
-MAX_DIMENSIONS = 64  # numpy's own limit
 N_VALIDATION = 5_000
 SPLIT_SEED = 2017
 
@@ -73,9 +72,12 @@ def parse_idx(data: bytes) -> NDArray[np.uint8]:
         raise FormatError(f"IDX file cut short: {data[3]} dimensions take a header of {start} bytes, got {len(data)}")
     shape = [int(size) for size in np.frombuffer(data[4:start], dtype=">u4")]
     expected = start + math.prod(shape)
-    if len(data) != expected or len(shape) > MAX_DIMENSIONS or max(shape, default=0) > len(data):
+    if len(data) != expected:
         raise FormatError(f"IDX file of shape {shape}: expected {expected} bytes, got {len(data)}")
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    except ValueError as problem:  # more dimensions, or larger sizes beside a 0, than numpy takes
+        raise FormatError(f"IDX file of shape {shape}: {problem}") from None
 
 
 def load_mnist() -> tuple[Split, Split, Split]:
