@@ -23,10 +23,8 @@ check: $(READY)  ## Lint (ruff) and types (mypy strict) only
 clean:  ## Remove the virtual environment and caches; runs/ is kept
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# torch goes first and pinned, so that no other requirement pulls in a larger build of it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softshare needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

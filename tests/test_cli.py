@@ -312,7 +312,9 @@ def test_the_default_folder_carries_the_files_name(tmp_path: Path, monkeypatch: 
 
 
 def test_options_reach_the_run(tmp_path: Path) -> None:
-    options = "--paper --epochs 1 --components 3 --mixing-prior alpha=9,beta=2 --free-gamma none --rule keep:*.bias"
+    options = (
+        "--paper --epochs 1 --components 3 --mixing-prior alpha=9,beta=2 --free-precision-prior none --rule keep:*.bias"
+    )
     args = [*options.split(), "--rest-dtype", "float16"]
     assert run("compress", write_task(tmp_path), *args, "--out", tmp_path / "run") == 0
     result = result_of(tmp_path / "run")
@@ -320,7 +322,7 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
         epochs=1,
         components=3,
         mixing_prior=softshare.Beta(9, 2),
-        free_gamma=None,
+        free_precision_prior=None,
         rules=(softshare.Rule("*.bias", share=False),),
         rest_dtype="float16",
     )
@@ -474,8 +476,8 @@ def test_a_bad_model_does_not_cost_the_earlier_result(kind: str, copy: Path, ref
         ("--lr-weights", "-1", "lr_weights"),
         ("--seed", str(2**70), "seed"),
         ("--init", "random", "init"),
-        ("--zero-gamma", "alpha=-1,beta=2", "--zero-gamma"),
-        ("--free-gamma", "std=0.1", "--free-gamma"),
+        ("--zero-precision-prior", "alpha=-1,beta=2", "--zero-precision-prior"),
+        ("--free-precision-prior", "std=0.1", "--free-precision-prior"),
         ("--mixing-prior", "std=1,strength=2", "--mixing-prior"),
         ("--rule", "fc1", "--rule"),
         ("--rule", "keep:fc1*", "keep:fc1*"),
@@ -566,7 +568,6 @@ class OnePass:
         ("(batch for batch in data)", 1, "only once"),
         ("iter(data)", 1, "only once"),
         ("zip(data)", 1, "only once"),
-        ("OnePass()", 1, "each time"),
         ("OnePass()", 2, "each time"),
     ],
 )
@@ -705,3 +706,43 @@ def test_a_users_own_error_is_shown_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="of my own"):
         run("compress", spec, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+# Tasks of the user's
+
+
+def test_a_task_file_may_import_its_neighbours_and_be_called_anything(finished: Path, tmp_path: Path) -> None:
+    spec = write_task(tmp_path)
+    file = Path(spec.rpartition(":")[0])
+    (tmp_path / "json_neighbour.py").write_text("SEED = 3")
+    (tmp_path / "json.py").write_text("from json_neighbour import SEED\n" + file.read_text())
+    import json as before
+
+    assert (
+        main(
+            [
+                "compress",
+                f"{tmp_path / 'json.py'}:{spec.rpartition(':')[2]}",
+                "--out",
+                str(tmp_path / "r"),
+                "--epochs",
+                "1",
+            ]
+        )
+        == 0
+    )
+    import json as after
+
+    assert before is after
+    assert hasattr(after, "loads")
+
+
+def test_device_is_refused_for_a_task_file(tmp_path: Path, refused: Refusals) -> None:
+    refused("compress", write_task(tmp_path), "--device", "cpu", "--out", tmp_path / "run", naming=["--device cpu"])
+
+
+def test_a_pass_that_is_missing_after_the_training_does_not_cost_the_training(tmp_path: Path) -> None:
+    spec = write_task(tmp_path, f"{ONE_PASS}\n\ndef task():\n    return make_task(train=OnePass())")
+    assert main(["compress", spec, "--epochs", "1", "--out", str(tmp_path / "run")]) == 2
+    assert (tmp_path / "run" / "retrained.safetensors").exists()
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -22,8 +22,8 @@ EVERY_OPTION = CompressConfig(
         init_std=0.125,
         zero_mixing=0.5,
         mixing_prior=Beta(900, 0.1),
-        zero_gamma=None,
-        free_gamma=Gamma.from_std(0.01, 7),
+        zero_precision_prior=None,
+        free_precision_prior=Gamma.from_std(0.01, 7),
         lr_means=0.0,
         lr_log_vars=1e-7,
         lr_mixing=3,
@@ -57,8 +57,8 @@ def test_the_paper_configuration_holds_the_papers_values() -> None:
     assert paper.prior.init == "range"
     assert (paper.prior.lr_means, paper.prior.lr_log_vars, paper.prior.lr_mixing) == (5e-4, 5e-4, 5e-4)
     assert paper.retrain.lr_weights == 5e-4
-    assert paper.prior.zero_gamma == Gamma(5000, 2)
-    assert paper.prior.free_gamma == Gamma(250, 0.1)
+    assert paper.prior.zero_precision_prior == Gamma(5000, 2)
+    assert paper.prior.free_precision_prior == Gamma(250, 0.1)
     assert paper.retrain.epochs == 40
 
 
@@ -98,7 +98,7 @@ def test_configs_are_frozen_and_hashable() -> None:
         CompressConfig(),
         CompressConfig.paper(),
         EVERY_OPTION,
-        EVERY_OPTION.override(mixing_prior=Dirichlet(9, 2.5), free_gamma=None, init_std=None),
+        EVERY_OPTION.override(mixing_prior=Dirichlet(9, 2.5), free_precision_prior=None, init_std=None),
     ],
     ids=["default", "paper", "every option", "other options"],
 )
@@ -120,8 +120,8 @@ stages = st.builds(
         init_std=st.none() | positive,
         zero_mixing=st.floats(0, 1, exclude_min=True, exclude_max=True),
         mixing_prior=st.none() | st.builds(Beta, positive, positive) | st.builds(Dirichlet, positive, positive),
-        zero_gamma=st.none() | shapes,
-        free_gamma=st.none() | shapes,
+        zero_precision_prior=st.none() | shapes,
+        free_precision_prior=st.none() | shapes,
         lr_means=st.floats(0, 1e9),
         rules=st.lists(st.builds(Rule, st.text(), st.booleans())).map(tuple),
     ),
@@ -148,7 +148,7 @@ def test_the_dict_is_plain_and_carries_its_version() -> None:
     values = EVERY_OPTION.to_dict()
     assert values["version"] == 1
     assert values["prior"]["mixing_prior"] == {"alpha": 900, "beta": 0.1}
-    assert values["prior"]["zero_gamma"] is None
+    assert values["prior"]["zero_precision_prior"] is None
     assert json.loads(json.dumps(values))["prior"]["rules"] == [
         {"pattern": "*.bias", "share": False},
         {"pattern": "conv?.[ab]*", "share": True},
@@ -188,7 +188,11 @@ def test_a_missing_version_is_refused() -> None:
         (a_dict(retrain={"Tau": 1.0}), "config.retrain", "Tau"),
         (a_dict(prior={"tau": 1.0}), "config.prior", "tau"),
         (a_dict(prior={"rules": [{"pattern": "*", "share": True, "x": 1}]}), "config.prior.rules[0]", "x"),
-        (a_dict(prior={"zero_gamma": {"alpha": 1.0, "beta": 1.0, "x": 1}}), "config.prior.zero_gamma", "x"),
+        (
+            a_dict(prior={"zero_precision_prior": {"alpha": 1.0, "beta": 1.0, "x": 1}}),
+            "config.prior.zero_precision_prior",
+            "x",
+        ),
         (a_dict(prior={"mixing_prior": {"alpha": 1.0, "free": 1.0}}), "config.prior.mixing_prior", "free"),
     ],
 )
@@ -209,9 +213,12 @@ def test_an_unknown_field_is_refused_with_its_path(values: dict[str, Any], path:
         (a_dict(prior={"rules": [{"pattern": "*"}]}), "config.prior.rules[0]"),
         (a_dict(prior={"rules": [{"pattern": 3, "share": True}]}), "config.prior.rules[0].pattern"),
         (a_dict(prior={"rules": [{"pattern": "*", "share": "no"}]}), "config.prior.rules[0].share"),
-        (a_dict(prior={"zero_gamma": "none"}), "config.prior.zero_gamma"),
-        (a_dict(prior={"zero_gamma": {"alpha": 1.0}}), "config.prior.zero_gamma"),
-        (a_dict(prior={"zero_gamma": {"alpha": "1", "beta": 2.0}}), "config.prior.zero_gamma.alpha"),
+        (a_dict(prior={"zero_precision_prior": "none"}), "config.prior.zero_precision_prior"),
+        (a_dict(prior={"zero_precision_prior": {"alpha": 1.0}}), "config.prior.zero_precision_prior"),
+        (
+            a_dict(prior={"zero_precision_prior": {"alpha": "1", "beta": 2.0}}),
+            "config.prior.zero_precision_prior.alpha",
+        ),
         (a_dict(prior={"components": "16"}), "config.prior.components"),
         (a_dict(prior={"components": 1.5}), "config.prior.components"),
         (a_dict(prior={"components": None}), "config.prior.components"),
@@ -274,7 +281,7 @@ def test_a_bad_value_is_refused_by_its_name(name: str, value: Any) -> None:
         assert repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize("field", ["zero_gamma", "free_gamma", "mixing_prior"])
+@pytest.mark.parametrize("field", ["zero_precision_prior", "free_precision_prior", "mixing_prior"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"beta.*{value}"):
@@ -287,9 +294,11 @@ def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
 def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
     base = CompressConfig.paper()
     rules = (Rule("*.bias", share=False),)
-    new = base.override(tau=0.5, components=4, merge_threshold=2.0, rest_dtype="float16", rules=rules, zero_gamma=None)
+    new = base.override(
+        tau=0.5, components=4, merge_threshold=2.0, rest_dtype="float16", rules=rules, zero_precision_prior=None
+    )
     assert new == CompressConfig(
-        prior=dataclasses.replace(base.prior, components=4, rules=rules, zero_gamma=None),
+        prior=dataclasses.replace(base.prior, components=4, rules=rules, zero_precision_prior=None),
         retrain=dataclasses.replace(base.retrain, tau=0.5),
         merge=MergeConfig(2.0),
         encode=EncodeConfig(rest_dtype="float16"),

@@ -249,11 +249,12 @@ def test_load_copy_and_test_error() -> None:
     state = {name: torch.ones_like(t) for name, t in task.model.state_dict().items()}
     out = load_copy(task.model, state)
     assert out is not task.model
-    assert not out.training
     assert all(bool((t == 1).all()) for t in out.state_dict().values())
     assert not any(bool((p == 1).all()) for p in task.model.parameters())
-    out.train()
-    assert final_error(task, out) == weighted_sum(out)  # which asserts the mode
+    assert not out.training
+    error = weighted_sum(out)  # which asserts the mode
+    assert final_error(task, out.train()) == error
+    assert out.training
 
 
 # The JSON

@@ -94,7 +94,9 @@ def test_training_with_normalized_but_quantizing_with_raw_mixings() -> None:
 def test_shifting_by_the_minimum_before_exp() -> None:
     """exp(largest - smallest) overflows: a component far away would make the loss infinite."""
     mixture = Mixture(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 1.0]), torch.tensor([1e-4, 1e-4]).log())
-    prior = ss.MixturePrior(two_layers(), ss.PriorConfig(components=1, zero_gamma=None, free_gamma=None))
+    prior = ss.MixturePrior(
+        two_layers(), ss.PriorConfig(components=1, zero_precision_prior=None, free_precision_prior=None)
+    )
     with torch.no_grad():
         prior.means.copy_(mixture.mean[1:])
         prior.log_vars.copy_(mixture.log_var)

@@ -54,9 +54,16 @@ def test_gamma_adds_over_components() -> None:
 
 
 def test_gamma_by_hand() -> None:
-    """alpha 3, beta 2, variance 1/4: -(3 - 1) log 4 + 2 * 4."""
+    """alpha 3, beta 2, variance 1/4: -(3 - 1) log 4 + 2 * 4, less its value at the mode, a precision of 1: 2."""
     value = Gamma(3, 2).neg_log_density(f64(math.log(0.25)))
-    assert float(value) == pytest.approx(-2 * math.log(4) + 8, rel=1e-12)
+    assert float(value) == pytest.approx(-2 * math.log(4) + 8 - 2, rel=1e-12)
+
+
+def test_a_strong_gamma_keeps_its_precision_in_float32() -> None:
+    """1 + x - exp(x) to the second order: alpha 1e6 and a log-variance 0.001 off its mode give 0.5 nats."""
+    gamma = Gamma.from_std(0.03, 1000)
+    value = gamma.neg_log_density(torch.tensor([2 * math.log(0.03) + 1e-3]))
+    assert float(value) == pytest.approx(0.5, rel=2e-3)
 
 
 def test_gamma_draws_the_variance_to_its_mode() -> None:

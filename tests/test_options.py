@@ -113,11 +113,16 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "codec": "han",
         "rest_dtype": "float16",
     }
-    assert set(overrides) == {f.name for f in FIELDS} - {"mixing_prior", "zero_gamma", "free_gamma", "rules"}
+    assert set(overrides) == {f.name for f in FIELDS} - {
+        "mixing_prior",
+        "zero_precision_prior",
+        "free_precision_prior",
+        "rules",
+    }
     assert CompressConfig().override(**overrides).retrain.seed == -3
 
 
-@pytest.mark.parametrize("name", ["zero_gamma", "free_gamma"])
+@pytest.mark.parametrize("name", ["zero_precision_prior", "free_precision_prior"])
 def test_gammas_are_given_in_two_forms_or_none(name: str) -> None:
     assert overrides_of(flag_of(name), "alpha=5000,beta=2") == {name: Gamma(5000, 2)}
     assert overrides_of(flag_of(name), " beta = 1e-1, alpha= 250 ") == {name: Gamma(250, 0.1)}
@@ -135,8 +140,10 @@ def test_the_mixing_prior_is_a_beta_a_dirichlet_or_none() -> None:
 
 
 def test_none_takes_a_hyper_prior_away() -> None:
-    config = CompressConfig().override(**overrides_of("--zero-gamma", "none", "--free-gamma", "none"))
-    assert (config.prior.zero_gamma, config.prior.free_gamma) == (None, None)
+    config = CompressConfig().override(
+        **overrides_of("--zero-precision-prior", "none", "--free-precision-prior", "none")
+    )
+    assert (config.prior.zero_precision_prior, config.prior.free_precision_prior) == (None, None)
 
 
 def test_rules_keep_their_order_and_may_hold_colons() -> None:
@@ -147,7 +154,7 @@ def test_rules_keep_their_order_and_may_hold_colons() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("flag", ["--zero-gamma", "--free-gamma", "--mixing-prior"])
+@pytest.mark.parametrize("flag", ["--zero-precision-prior", "--free-precision-prior", "--mixing-prior"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -179,20 +186,20 @@ def test_a_bad_hyper_prior_is_refused_with_the_option_and_its_forms(flag: str, t
 def test_each_hyper_prior_takes_its_own_forms_only() -> None:
     with pytest.raises(ConfigError, match=r"--mixing-prior.*'zero=A,free=B'"):
         overrides_of("--mixing-prior", "std=1,strength=2")
-    with pytest.raises(ConfigError, match=r"--zero-gamma.*'std=S,strength=K'"):
-        overrides_of("--zero-gamma", "zero=1,free=2")
+    with pytest.raises(ConfigError, match=r"--zero-precision-prior.*'std=S,strength=K'"):
+        overrides_of("--zero-precision-prior", "zero=1,free=2")
 
 
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--zero-gamma", "alpha=-1,beta=2"),
-        ("--zero-gamma", "alpha=1,beta=nan"),
-        ("--free-gamma", "std=0,strength=1"),
-        ("--free-gamma", "std=1,strength=inf"),
-        ("--free-gamma", "std=1e-200,strength=1"),
-        ("--free-gamma", "std=1e200,strength=1"),
-        ("--free-gamma", "std=1,strength=1e200"),
+        ("--zero-precision-prior", "alpha=-1,beta=2"),
+        ("--zero-precision-prior", "alpha=1,beta=nan"),
+        ("--free-precision-prior", "std=0,strength=1"),
+        ("--free-precision-prior", "std=1,strength=inf"),
+        ("--free-precision-prior", "std=1e-200,strength=1"),
+        ("--free-precision-prior", "std=1e200,strength=1"),
+        ("--free-precision-prior", "std=1,strength=1e200"),
         ("--mixing-prior", "alpha=0,beta=2"),
         ("--mixing-prior", "zero=1,free=-2"),
     ],

@@ -72,22 +72,35 @@ def test_mixture_is_normalized_and_zero_stays_zero(mixing_prior: ss.Beta | ss.Di
 
 
 @pytest.mark.parametrize("mixing_prior", [None, ss.Beta(50, 3), ss.Dirichlet(50, 2)])
-@pytest.mark.parametrize("zero_gamma", [None, ss.Gamma(5000, 2)])
-@pytest.mark.parametrize("free_gamma", [None, ss.Gamma(250, 0.1)])
+@pytest.mark.parametrize("zero_precision_prior", [None, ss.Gamma(5000, 2)])
+@pytest.mark.parametrize("free_precision_prior", [None, ss.Gamma(250, 0.1)])
 def test_loss_equals_torch_distributions(
-    mixing_prior: ss.Beta | ss.Dirichlet | None, zero_gamma: ss.Gamma | None, free_gamma: ss.Gamma | None
+    mixing_prior: ss.Beta | ss.Dirichlet | None,
+    zero_precision_prior: ss.Gamma | None,
+    free_precision_prior: ss.Gamma | None,
 ) -> None:
     """-log p(w, theta) up to the hyper-priors' constants: the difference between two states of the parameters."""
-    config = ss.PriorConfig(components=4, mixing_prior=mixing_prior, zero_gamma=zero_gamma, free_gamma=free_gamma)
+    config = ss.PriorConfig(
+        components=4,
+        mixing_prior=mixing_prior,
+        zero_precision_prior=zero_precision_prior,
+        free_precision_prior=free_precision_prior,
+    )
 
     def truth(prior: ss.MixturePrior) -> torch.Tensor:
         m, w = prior.mixture(), prior.view.gather()
         mixing, precision = m.mixing / m.mixing.sum(), 1 / m.std**2
         log_p: torch.Tensor = MixtureSameFamily(Categorical(probs=mixing), Normal(m.mean, m.std)).log_prob(w).sum()
-        if zero_gamma:
-            log_p += TorchGamma(torch.tensor(zero_gamma.alpha).double(), zero_gamma.beta).log_prob(precision[0])
-        if free_gamma:
-            log_p += TorchGamma(torch.tensor(free_gamma.alpha).double(), free_gamma.beta).log_prob(precision[1:]).sum()
+        if zero_precision_prior:
+            log_p += TorchGamma(torch.tensor(zero_precision_prior.alpha).double(), zero_precision_prior.beta).log_prob(
+                precision[0]
+            )
+        if free_precision_prior:
+            log_p += (
+                TorchGamma(torch.tensor(free_precision_prior.alpha).double(), free_precision_prior.beta)
+                .log_prob(precision[1:])
+                .sum()
+            )
         if isinstance(mixing_prior, ss.Beta):
             beta = TorchBeta(torch.tensor(mixing_prior.alpha).double(), mixing_prior.beta)
             log_p += beta.log_prob(mixing[0])

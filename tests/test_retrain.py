@@ -26,8 +26,8 @@ PRIOR = PriorConfig(
     components=4,
     init_std=None,
     zero_mixing=0.8,
-    zero_gamma=Gamma(50, 0.5),
-    free_gamma=Gamma(8, 0.25),
+    zero_precision_prior=Gamma(50, 0.5),
+    free_precision_prior=Gamma(8, 0.25),
     lr_means=3e-3,
     lr_log_vars=2e-2,
     lr_mixing=5e-2,
@@ -169,7 +169,7 @@ class ByHand:
         normals = distributions.Normal(mean, var.sqrt())
         density = distributions.MixtureSameFamily(distributions.Categorical(mixing), normals)
         loss = -log_prob(density, self.flat()).sum()
-        for gamma, part in ((self.config.zero_gamma, var[:1]), (self.config.free_gamma, var[1:])):
+        for gamma, part in ((self.config.zero_precision_prior, var[:1]), (self.config.free_precision_prior, var[1:])):
             if gamma:
                 truth = distributions.Gamma(torch.tensor(gamma.alpha).to(var), torch.tensor(gamma.beta).to(var))
                 loss = loss - log_prob(truth, 1 / part).sum()
@@ -526,7 +526,9 @@ def test_weights_that_break_in_the_last_step_of_an_epoch(layer: int, with_prior:
 def test_a_prior_that_breaks_ends_training() -> None:
     """A learning rate for the log-variances that sends them to where exp overflows."""
     task = make_task(net())
-    prior = MixturePrior(task.model, dataclasses.replace(PRIOR, lr_log_vars=1e4, free_gamma=None, zero_gamma=None))
+    prior = MixturePrior(
+        task.model, dataclasses.replace(PRIOR, lr_log_vars=1e4, free_precision_prior=None, zero_precision_prior=None)
+    )
     recorder = Recorder(task, prior)
     with pytest.raises(DivergedError):
         retrain_(task, prior, PLAIN, [recorder])
@@ -577,9 +579,10 @@ def test_history_against_brute_force() -> None:
         w = torch.cat([state[f"model.{name}"].double().reshape(-1) for name in names])
         nll = -torch.logsumexp(mixing.log()[:, None] + log_prob(normals, w), 0).sum()
         precision = torch.exp(-mixture.log_var.double())
-        for gamma, part in ((config.zero_gamma, precision[:1]), (config.free_gamma, precision[1:])):
+        for gamma, part in ((config.zero_precision_prior, precision[:1]), (config.free_precision_prior, precision[1:])):
             assert gamma is not None
-            nll += (gamma.beta * part - (gamma.alpha - 1) * part.log()).sum()
+            mode = (gamma.alpha - 1) / gamma.beta
+            nll += (gamma.beta * (part - mode) - (gamma.alpha - 1) * (part / mode).log()).sum()
         assert record.prior_loss == pytest.approx(float(nll), rel=1e-5)
         densities.append(expected)
     assert densities[0] != densities[-1]  # something happened

@@ -15,7 +15,13 @@ from softshare.errors import ModelError
 
 # A small network on few images: the components must tighten within 135 steps.
 CONFIG = ss.CompressConfig().override(
-    epochs=15, components=8, tau=0.003, zero_mixing=0.5, init_std=0.03, lr_log_vars=0.02, zero_gamma=ss.Gamma(50, 0.02)
+    epochs=15,
+    components=8,
+    tau=0.003,
+    zero_mixing=0.5,
+    init_std=0.03,
+    lr_log_vars=0.02,
+    zero_precision_prior=ss.Gamma(50, 0.02),
 )
 
 
@@ -178,3 +184,52 @@ def test_a_model_without_weights_costs_only_a_message() -> None:
     bad = ss.Task(nn.BatchNorm2d(3), task.train, task.loss, task.evaluate, task.n_examples)
     with pytest.raises(ModelError, match="no parameter to share"):
         ss.compress(bad, CONFIG)
+
+
+class MovingAverage(nn.Module):
+    """A module that puts a new tensor in place of its buffer at each step."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.average = 0.5 * self.average + 0.5 * x.mean(0)
+        logits: Tensor = self.linear(x - self.average)
+        return logits
+
+
+def test_buffers_are_stored_as_they_are_after_training() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 2) + 3, torch.randint(2, (8,))) for _ in range(4)]
+    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    task = ss.Task(MovingAverage(), batches, loss, lambda model: 0.0, 32)
+    compressed = ss.compress(task, CONFIG.override(epochs=1))
+    expected = torch.zeros(2)
+    for x, _ in batches:
+        expected = 0.5 * expected + 0.5 * x.mean(0)
+    assert torch.equal(compressed.state_dict()["average"], expected)
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    prior = ss.MixturePrior(model, CONFIG.prior)
+    model.double()  # replaces buffers
+    model(torch.randn(8, 2).double())
+    stored = model.get_buffer("1.running_mean").float().double()  # by the default rest_dtype
+    assert torch.equal(prior.quantize().state_dict()["1.running_mean"], stored)
+
+
+def test_what_no_file_can_hold_is_refused_before_training() -> None:
+    task = conv_task()
+    task.model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    never = ss.Task(task.model, task.train, lambda model, batch: pytest.fail("trained"), task.evaluate, 288)
+    with pytest.raises(ModelError, match=r"'phase': cannot store torch\.complex64"):
+        ss.compress(never, CONFIG)
+
+
+def test_a_compressed_network_prints_short() -> None:
+    compressed = ss.MixturePrior(ConvNet(), CONFIG.prior).quantize()
+    assert len(repr(compressed)) < 1000

@@ -36,9 +36,10 @@ def fill(folder: Path, *names: str) -> None:
         (folder / name).write_text(f"earlier {name}")
 
 
-def diverge(folder: Path) -> None:
-    (folder / LAST_GOOD).write_bytes(b"weights")
-    raise DivergedError("the loss became nan", {})
+def fail(folder: Path, name: str, content: bytes, error: BaseException) -> None:
+    """A run that ends after it has written one file."""
+    (folder / name).write_bytes(content)
+    raise error
 
 
 # The folder
@@ -58,11 +59,11 @@ def test_the_names_are_those_of_the_documentation() -> None:
 def test_makes_the_folder_with_its_parents_and_leaves_it_empty(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "a"
     with output_folder(path, overwrite=False) as folder:
-        assert folder == path
-        assert path.is_dir()
+        assert folder.parent == path
         assert contents(path) == {}  # nothing is left of the trial
-        (path / MODEL).write_bytes(b"x")
+        (folder / MODEL).write_bytes(b"x")
     assert contents(tmp_path) == {"runs/a/model.sws": b"x"}
+    assert [p.name for p in path.iterdir()] == ["model.sws"]
 
 
 def test_a_folder_that_holds_other_things_is_used_as_it_is(tmp_path: Path) -> None:
@@ -84,13 +85,39 @@ def test_an_earlier_run_is_refused_and_left_alone(tmp_path: Path, name: str) -> 
 
 def test_overwrite_takes_the_earlier_run_away_and_nothing_else(tmp_path: Path) -> None:
     fill(tmp_path, *FILES, "notes.txt")
-    with output_folder(tmp_path, overwrite=True):
-        assert contents(tmp_path) == {"notes.txt": b"earlier notes.txt"}
+    before = contents(tmp_path)
+    with output_folder(tmp_path, overwrite=True) as folder:
+        (folder / RESULT).write_bytes(b"new")
+        assert before.items() <= contents(tmp_path).items()  # until the new run is done
+    assert contents(tmp_path) == {"notes.txt": b"earlier notes.txt", RESULT: b"new"}
+
+
+def test_an_error_leaves_the_earlier_run_as_it_was(tmp_path: Path) -> None:
+    fill(tmp_path, *FILES)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError), output_folder(tmp_path, overwrite=True) as folder:
+        fail(folder, PRETRAINED, b"new", ConfigError("Task.train gave no batch"))
+    assert contents(tmp_path) == before
+
+
+def test_an_error_after_the_training_does_not_cost_the_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), output_folder(tmp_path, overwrite=True) as folder:
+        fail(folder, RETRAINED, b"weights", ConfigError("Task.train gave no batch"))
+    assert contents(tmp_path) == {RETRAINED: b"weights"}
+
+
+def test_a_stop_leaves_the_unfinished_files_and_the_next_run_replaces_them(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), output_folder(tmp_path, overwrite=False) as folder:
+        fail(folder, HISTORY, b"two epochs", KeyboardInterrupt())
+    assert contents(tmp_path) == {".unfinished/history.csv": b"two epochs"}
+    with output_folder(tmp_path, overwrite=False) as folder:
+        (folder / MODEL).write_bytes(b"x")
+    assert contents(tmp_path) == {MODEL: b"x"}
 
 
 def test_an_error_leaves_no_empty_folder_behind(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), output_folder(tmp_path / "runs" / "a", overwrite=False):
-        raise ZeroDivisionError
+    with pytest.raises(ConfigError), output_folder(tmp_path / "runs" / "a", overwrite=False):
+        raise ConfigError("no")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +130,7 @@ def test_an_error_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None:
 
 def test_an_error_leaves_the_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(DivergedError), output_folder(tmp_path / "a", overwrite=False) as folder:
-        diverge(folder)
+        fail(folder, LAST_GOOD, b"weights", DivergedError("the loss became nan", {}))
     assert contents(tmp_path) == {"a/last_good.safetensors": b"weights"}
 
 
@@ -128,7 +155,6 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path, mo
             pytest.fail("the folder was given out")
         assert str(tmp_path / name) in str(error.value)
     assert contents(tmp_path) == {"old/result.json": b"earlier result.json"}
-    assert not (tmp_path / "new").exists()
 
 
 # Checkpoints

@@ -281,11 +281,14 @@ def test_check_values_that_are_not_finite(value: float, dtype: torch.dtype) -> N
         WeightView.of(model).check()
 
 
-def test_check_does_not_look_at_the_rest() -> None:
+def test_check_looks_at_parameters_that_are_kept_but_not_at_buffers() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with torch.no_grad():
-        model.get_parameter("1.weight").fill_(math.nan)
-    WeightView.of(model).check()
+        model.get_buffer("1.running_mean").fill_(-math.inf)
+        WeightView.of(model).check()
+        model.get_parameter("1.weight")[1] = math.nan
+    with pytest.raises(ModelError, match=r"tensor 1\.weight: 1 of 2"):
+        WeightView.of(model).check()
 
 
 def test_check_all_weights_equal() -> None:

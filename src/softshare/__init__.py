@@ -1,4 +1,4 @@
-"""softshare: from a trained PyTorch network to a file 50 to 500 times smaller that loads back.
+"""softshare: from a trained PyTorch network to a file many times smaller that loads back.
 
     task = softshare.Task(model=model, train=loader, loss=loss_fn, evaluate=error_fn, n_examples=60_000)
     compressed = softshare.compress(task)

@@ -41,7 +41,7 @@ from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pr
 
 app = typer.Typer(
     name="softshare",
-    help="Make a trained PyTorch network 50 to 500 times smaller: retrain it under a learned mixture prior over its "
+    help="Make a trained PyTorch network many times smaller: retrain it under a learned mixture prior over its "
     "weights, merge, quantize and write a file that loads back into a network just as accurate.",
     epilog="Start with: softshare demo",
     no_args_is_help=True,
@@ -50,7 +50,7 @@ app = typer.Typer(
 )
 out = Console(markup=False)
 
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")]
+DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
 
 
@@ -77,8 +77,9 @@ def pretrain(
 ) -> None:
     """Train a network of the zoo from scratch; the checkpoint is a safetensors file."""
     task = make_task(experiment, _device(device), seed)
-    with output_folder(folder or Path("runs") / experiment, overwrite) as folder:
-        _pretrain(task, experiment, folder, seed)
+    folder = folder or Path("runs") / experiment
+    with output_folder(folder, overwrite) as unfinished:
+        _pretrain(task, experiment, unfinished, seed)
     out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}", highlight=False)
 
 
@@ -90,7 +91,10 @@ def compress(
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="Pre-trained weights (safetensors); without them an experiment pre-trains first."),
+        typer.Option(
+            help="Pre-trained weights (safetensors). Without them an experiment takes those that pretrain has left in "
+            "the folder, or pre-trains first."
+        ),
     ] = None,
     paper: Annotated[
         bool, typer.Option("--paper", help="Start from the paper's settings, not from our defaults.")
@@ -157,26 +161,27 @@ def _run(
     start = time.perf_counter()
     seed = config.retrain.seed
     task = _load_task(spec, device, seed)
-    kept: list[str] = []
     if spec in EXPERIMENTS and not weights and not overwrite and earlier_files(folder) == [PRETRAINED]:
-        weights, kept = folder / PRETRAINED, [PRETRAINED]  # what `softshare pretrain` has left there
+        weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
+        out.print(f"pre-trained weights: {weights}", highlight=False)
     WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
-    with output_folder(folder, overwrite, kept):
+    with output_folder(folder, overwrite) as unfinished:
         if spec in EXPERIMENTS and not weights:
-            _pretrain(task, spec, folder, seed)
+            _pretrain(task, spec, unfinished, seed)
         else:
-            save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+            save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         try:
-            compressed = compress_task(task, config, [ProgressBar("retrain"), CsvLog(folder / HISTORY)])
+            compressed = compress_task(task, config, [ProgressBar("retrain"), CsvLog(unfinished / HISTORY)])
         except DivergedError as error:
-            save_checkpoint(folder / LAST_GOOD, error.state)
+            save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
-        save_checkpoint(folder / RETRAINED, compressed.retrained)
-        compressed.save(folder / MODEL)
-        result = measure(task, compressed, config, method=method)
-        result.save(folder / RESULT)
+        save_checkpoint(unfinished / RETRAINED, compressed.retrained)
+        compressed.save(unfinished / MODEL)
+        fresh = get_experiment(spec).make_model().to(_device(device)) if spec in EXPERIMENTS else None
+        result = measure(task, compressed, config, method=method, model=fresh)
+        result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
@@ -212,15 +217,21 @@ def _device(name: str) -> torch.device:
 
 def _load_task(spec: str, device: str, seed: int) -> Task:
     """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
-    on = _device(device)
     if spec in EXPERIMENTS:
-        return make_task(spec, on, seed)
+        return make_task(spec, _device(device), seed)
     file, colon, function = spec.rpartition(":")
     if not (colon and file.endswith(".py")):
         raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)}, or FILE.py:make_task; got {spec!r}")
     if not Path(file).is_file():
         raise ConfigError(f"{spec}: there is no file {file}")
-    module_spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if device != "auto":
+        raise ConfigError(
+            f"--device {device}: {spec} puts its model and data where it wants them; leave the option out"
+        )
+    folder = str(Path(file).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # so that the file can import its neighbours, as when it is run
+    module_spec = importlib.util.spec_from_file_location(f"_softshare_task_{Path(file).stem}", file)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"{spec}: {file} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)

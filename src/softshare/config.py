@@ -5,6 +5,7 @@ Field names are unique across the stages, so that `--tau` needs no prefix. A fie
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
 import math
@@ -19,6 +20,40 @@ from softshare.hyperpriors import Beta, Dirichlet, Gamma
 VERSION = 1
 
 
+_PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Whether a value is of a field's type: a plain one, a choice, a union, a tuple of one kind, another dataclass."""
+    if kind in _PLAIN:
+        accepted = (int, float) if kind is float else kind
+        return isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)  # a bool is an int too
+    match typing.get_origin(kind):
+        case typing.Literal:
+            return value in typing.get_args(kind)
+        case types.UnionType | typing.Union:
+            return any(_is_a(member, value) for member in typing.get_args(kind))
+        case builtins.tuple:
+            return isinstance(value, tuple) and all(_is_a(typing.get_args(kind)[0], v) for v in value)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    match typing.get_origin(kind):
+        case typing.Literal:
+            return "one of " + ", ".join(typing.get_args(kind))
+        case types.UnionType | typing.Union:
+            return " or ".join(_describe(member) for member in typing.get_args(kind))
+        case builtins.tuple:
+            return f"a tuple of {_describe(typing.get_args(kind)[0])}"
+    return _PLAIN.get(kind) or ("None" if kind is type(None) else f"a {kind.__name__}")
+
+
+def _require_types(config: Any) -> None:
+    for name, kind in typing.get_type_hints(type(config)).items():
+        _require(_is_a(kind, getattr(config, name)), name, _describe(kind), getattr(config, name))
+
+
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -28,17 +63,15 @@ def _require(condition: bool, name: str, expected: str, value: object) -> None:
         raise ConfigError(f"{name}: expected {expected}, got {value!r}")
 
 
-def _require_choice(name: str, kind: Any, value: str) -> None:
-    choices = typing.get_args(kind)
-    _require(value in choices, name, "one of " + ", ".join(choices), value)
-
-
 @dataclass(frozen=True)
 class Rule:
     """Tensors whose state-dict name matches the shell pattern are shared (`share=True`) or kept as they are."""
 
     pattern: str
     share: bool
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
     def __str__(self) -> str:
         return f"{'share' if self.share else 'keep'}:{self.pattern}"
@@ -66,11 +99,11 @@ class PriorConfig:
         None,
         "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
     )
-    zero_gamma: Gamma | None = option(
+    zero_precision_prior: Gamma | None = option(
         Gamma.from_std(0.01, 70),
         "Hyper-prior on the zero component's precision: 'alpha=A,beta=B', 'std=S,strength=K' or 'none'.",
     )
-    free_gamma: Gamma | None = option(
+    free_precision_prior: Gamma | None = option(
         Gamma.from_std(0.03, 1000), "Hyper-prior on the free components' precisions, likewise."
     )
     lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
@@ -81,8 +114,8 @@ class PriorConfig:
     )
 
     def __post_init__(self) -> None:
+        _require_types(self)
         _require(self.components >= 1, "components", "at least 1 free component", self.components)
-        _require_choice("init", Init, self.init)
         _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
         if self.init_std is not None:
             _require(self.init_std > 0 and math.isfinite(self.init_std), "init_std", "a number above 0", self.init_std)
@@ -102,11 +135,11 @@ class RetrainConfig:
     seed: int = option(0, "Seed of everything random in the run.")
 
     def __post_init__(self) -> None:
+        _require_types(self)
         _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
         _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
-        _require_choice("schedule", Schedule, self.schedule)
         _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
 
@@ -119,6 +152,7 @@ class MergeConfig:
     )
 
     def __post_init__(self) -> None:
+        _require_types(self)
         _require(
             0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold
         )
@@ -134,23 +168,25 @@ class EncodeConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_choice("codec", Codec, self.codec)
-        _require_choice("rest_dtype", RestDtype, self.rest_dtype)
+        _require_types(self)
 
 
 @dataclass(frozen=True)
 class CompressConfig:
     """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
 
-    Where the defaults part from the paper (searched on LeNet-300-100 and LeNet-5-Caffe, judged on validation data): a
-    larger tau, warmed up over half of the run; free components held at a width of 0.03 by a strong hyper-prior, while
-    the zero component is left to tighten; a larger learning rate for the weights, brought to 0 by a cosine.
+    Where the defaults part from the paper: a larger tau, warmed up over half of the run; free components held at a
+    width of 0.03 by a strong hyper-prior, while the zero component is left to tighten; a larger learning rate for the
+    weights, brought to 0 by a cosine. docs/math.md says why.
     """
 
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
     encode: EncodeConfig = field(default_factory=EncodeConfig)
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
     @classmethod
     def paper(cls) -> CompressConfig:
@@ -159,8 +195,8 @@ class CompressConfig:
             prior=PriorConfig(
                 init_std=0.25,
                 zero_mixing=0.999,
-                zero_gamma=Gamma(5000, 2),
-                free_gamma=Gamma(250, 0.1),
+                zero_precision_prior=Gamma(5000, 2),
+                free_precision_prior=Gamma(250, 0.1),
                 lr_means=5e-4,
                 lr_log_vars=5e-4,
                 lr_mixing=5e-4,
@@ -193,9 +229,6 @@ class CompressConfig:
         return CompressConfig(**stages)
 
 
-_LEAVES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
 def _build(kind: Any, value: Any, path: str) -> Any:
     """The inverse of `dataclasses.asdict` for the types used here, with the path of the offending leaf in errors."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -214,11 +247,8 @@ def _build(kind: Any, value: Any, path: str) -> Any:
     if typing.get_origin(kind) is tuple:
         _require(isinstance(value, list | tuple), path, "a list", value)
         return tuple(_build(typing.get_args(kind)[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-    if kind in _LEAVES:
-        accepted = (int, float) if kind is float else kind
-        fits_kind = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)  # a bool is an int
-        _require(fits_kind, path, _LEAVES[kind], value)
     if not dataclasses.is_dataclass(kind):
+        _require(_is_a(kind, value), path, _describe(kind), value)
         return value
     _require(isinstance(value, dict), path, "a mapping of fields", value)
     hints = typing.get_type_hints(kind)

@@ -83,8 +83,9 @@ def measure(
     *,
     method: str = "softshare",
     error_before: float | None = None,
+    model: nn.Module | None = None,
 ) -> Result:
-    """Encode, decode, load into a copy of `task.model` and measure that. This is where the test set is read.
+    """Encode, decode, load into `model` (by default a copy of `task.model`), measure that. Here the test set is read.
 
     Without `error_before`, `task.model` is taken for the network before compression, as `compress` leaves it.
     """
@@ -92,7 +93,7 @@ def measure(
         raise ConfigError(f"measure: expected the config of the file, {compressed.config}, got {config.encode}")
     data = compressed.to_bytes()
     decoded = decode(data)
-    model = load_copy(task.model, decoded.state_dict())
+    model = load_copy(task.model if model is None else model, decoded.state_dict())
     han_bytes = len(encode(decoded, EncodeConfig(codec="han", rest_dtype=config.encode.rest_dtype)))
     n_weights = sum(p.numel() for p in model.parameters())
     return Result(
@@ -149,12 +150,12 @@ def entropy_bits(quantized: QuantizedWeights) -> float:
 
 def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
     """The mixture's estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
-    mean, mixing = mixture.mean.detach().float().cpu(), mixture.mixing.detach().double().cpu()
+    mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
     bits = 0.0
     for tensor in quantized.shared:
         counts = tensor.indices.bincount(minlength=len(tensor.codebook)).double()
-        probability = (tensor.codebook[:, None] == mean).double() @ mixing
-        bits -= float((counts * torch.log2(probability))[counts > 0].sum())
+        same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
+        bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
     return bits
 
 

@@ -22,7 +22,10 @@ def _require_positive(owner: str, **values: float) -> None:
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const."""
+    """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const.
+
+    With a mode, at alpha above 1, the constant is such that the density there is 1.
+    """
 
     alpha: float
     beta: float
@@ -53,7 +56,11 @@ class Gamma:
         self,
         log_var: Tensor,  # any shape
     ) -> Tensor:
-        return ((self.alpha - 1) * log_var + self.beta * torch.exp(-log_var)).sum()
+        if self.alpha <= 1:
+            return ((self.alpha - 1) * log_var + self.beta * torch.exp(-log_var)).sum()
+        # Less its value at the mode, where beta * precision = alpha - 1: a strong prior's constant would swamp float32.
+        off_mode = log_var - 2 * math.log(self.std)
+        return (self.alpha - 1) * (off_mode + torch.expm1(-off_mode)).sum()
 
     def __str__(self) -> str:
         return f"alpha={self.alpha:g},beta={self.beta:g}"

@@ -68,7 +68,8 @@ class MixturePrior(nn.Module):
     def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or PriorConfig()
-        self.view = WeightView.of(model, config.rules)
+        self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
+        self.view = self.current_view()
         self.view.check()
         weights = self.view.gather()
         low, high = self.view.range()
@@ -85,6 +86,10 @@ class MixturePrior(nn.Module):
         else:
             self.zero_logit = nn.Parameter(zero_logit)
 
+    def current_view(self) -> WeightView:
+        """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
+        return WeightView.of(self._model[0], self.config.rules)
+
     def mixture(self) -> Mixture:
         """The normalized mixture, differentiable: the only way from parameters to densities."""
         log_free = F.logsigmoid(-self.zero_logit) + torch.log_softmax(self.mixing_logits, 0)
@@ -95,13 +100,16 @@ class MixturePrior(nn.Module):
         )
 
     def neg_log_prior(self) -> Tensor:
-        """-log p(w, theta) in nats, a 0-d tensor: the mixture on all shared weights, plus the hyper-priors."""
+        """-log p(w, theta) in nats, a 0-d tensor: the mixture on all shared weights, plus the hyper-priors.
+
+        The hyper-priors are without their constants, which no gradient sees.
+        """
         mixture = self.mixture()
         loss = mixture_nll(self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var)
-        if self.config.zero_gamma is not None:
-            loss = loss + self.config.zero_gamma.neg_log_density(mixture.log_var[:1])
-        if self.config.free_gamma is not None:
-            loss = loss + self.config.free_gamma.neg_log_density(mixture.log_var[1:])
+        if self.config.zero_precision_prior is not None:
+            loss = loss + self.config.zero_precision_prior.neg_log_density(mixture.log_var[:1])
+        if self.config.free_precision_prior is not None:
+            loss = loss + self.config.free_precision_prior.neg_log_density(mixture.log_var[1:])
         if self.config.mixing_prior is not None:
             loss = loss + self.config.mixing_prior.neg_log_density(mixture.log_mixing)
         return loss

@@ -138,7 +138,7 @@ def _record(
         if prior is None:
             return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
         prior_loss = float(prior.neg_log_prior())
-        _require_finite("-log p(w)", prior_loss)
+        _require_finite("-log p(w, theta)", prior_loss)
         mixture = prior.mixture()
         counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in prior.view.tensors])
         density = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()

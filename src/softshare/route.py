@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from softshare.codec import decode, encode
+from softshare.codec import decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
-from softshare.files import write_atomic
 from softshare.merge import merge
 from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedWeights, quantize
@@ -26,8 +25,8 @@ class Compressed:
 
     quantized: QuantizedWeights
     mixture: Mixture  # merged; what the weights were quantized with
-    retrained: dict[str, Tensor]  # the state dict just before merging and quantizing
-    history: tuple[EpochRecord, ...] = ()
+    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before merging and quantizing
+    history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
 
     def to_bytes(self) -> bytes:
@@ -36,9 +35,7 @@ class Compressed:
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the file, whole or not at all, and return its size in bytes."""
-        data = self.to_bytes()
-        write_atomic(path, data)
-        return len(data)
+        return save(self.quantized, path, self.config)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the file decodes to, by way of the file."""
@@ -50,6 +47,7 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     config = config or CompressConfig()
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)
+    encode(quantize(prior.view, prior.mixture()), config.encode)  # a tensor no file can hold is better known now
     history = retrain_(task, prior, config.retrain, hooks)
     compressed = quantize_prior(prior, config.merge)
     return dataclasses.replace(compressed, history=history, config=config.encode)
@@ -57,5 +55,5 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
     """Merge, then quantize."""
-    mixture = merge(prior.mixture(), config)
-    return Compressed(quantize(prior.view, mixture), mixture, prior.view.state_dict())
+    mixture, view = merge(prior.mixture(), config), prior.current_view()
+    return Compressed(quantize(view, mixture), mixture, view.state_dict())

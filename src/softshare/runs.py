@@ -12,11 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from softshare.errors import ConfigError, DivergedError, FormatError, SoftShareError
+from softshare.errors import ConfigError, FormatError, SoftShareError
 from softshare.files import read_bytes, write_atomic
 
 MODEL, RESULT, HISTORY = "model.sws", "result.json", "history.csv"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
+UNFINISHED = ".unfinished"
 FILES = (MODEL, RESULT, HISTORY, PRETRAINED, RETRAINED, LAST_GOOD)
 
 
@@ -26,36 +27,52 @@ def earlier_files(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def output_folder(path: Path, overwrite: bool, keep: Sequence[str] = ()) -> Iterator[Path]:
-    """Make the folder and refuse to touch an earlier run without `overwrite`; files named in `keep` are left alone.
+def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder inside `path` to write a run into; once it is done, or has diverged, its files move up to `path`.
 
-    An error of the user's takes the run's files and every folder made away again. Training that diverged, and a crash
-    or a stop, leave what there is.
+    After any other error of the user's nothing is left of it, and an earlier run is as it was. A crash or a stop leaves
+    the unfinished files where they are, for the next run to replace.
     """
-    names = [name for name in FILES if name not in keep]
-    earlier = [path / name for name in earlier_files(path) if name in names]
+    earlier = earlier_files(path)
     if earlier and not overwrite:
-        raise ConfigError(f"{path} holds an earlier run ({earlier[0].name}); give --overwrite or another --out")
+        raise ConfigError(f"{path} holds an earlier run ({earlier[0]}); give --overwrite or another --out")
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    unfinished = path / UNFINISHED
     try:
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomic(path / RESULT, b"")  # learn now, not after an hour of training, whether it can be written
-            for file in (path / RESULT, *earlier):
-                file.unlink(missing_ok=True)
+            unfinished.mkdir(parents=True, exist_ok=True)
+            _clear(unfinished)
+            write_atomic(unfinished / RESULT, b"")  # learn now, not after hours of training, whether it can be written
+            _clear(unfinished)
         except OSError as error:
             raise ConfigError(f"cannot write to the folder {path}: {error.strerror or error}") from error
         try:
-            yield path
-        except SoftShareError as error:
-            if not isinstance(error, DivergedError):
-                for name in names:
-                    (path / name).unlink(missing_ok=True)
+            yield unfinished
+        except SoftShareError:
+            if not (unfinished / RETRAINED).exists() and not (unfinished / LAST_GOOD).exists():
+                _clear(unfinished)
+                unfinished.rmdir()
+                raise
+            _move_up(unfinished, earlier)
             raise
+        _move_up(unfinished, earlier)
     finally:
         with contextlib.suppress(OSError):  # the first that is not empty ends it
             for folder in made:
                 folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:
+    for name in earlier:
+        (unfinished.parent / name).unlink(missing_ok=True)
+    for file in unfinished.iterdir():
+        os.replace(file, unfinished.parent / file.name)
+    unfinished.rmdir()
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:

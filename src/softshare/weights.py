@@ -92,10 +92,13 @@ class WeightView:
         if self.n_weights == 0:
             kept = ", ".join(self.rest) or "none at all"
             raise ModelError(f"the model has no parameter to share; its tensors, all kept as they are: {kept}")
-        for s in self.shared:
-            bad = int((~torch.isfinite(s.tensor)).sum())
+        named = {s.name: s.tensor for s in self.shared} | self.rest
+        for name, tensor in named.items():
+            if not isinstance(tensor, nn.Parameter):  # a buffer may hold a mask of infinities
+                continue
+            bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                raise ModelError(f"tensor {s.name}: {bad} of {s.tensor.numel()} weights are NaN or infinite")
+                raise ModelError(f"tensor {name}: {bad} of {tensor.numel()} weights are NaN or infinite")
         low, high = self.range()
         if low == high:
             names = ", ".join(s.name for s in self.shared)

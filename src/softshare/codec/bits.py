@@ -10,7 +10,6 @@ from softshare.errors import FormatError
 Ints = npt.NDArray[np.int64]
 
 MAX_WIDTH = 62  # of one field: values are int64, never negative
-MAX_WINDOW = 33  # of one window: five bytes hold it wherever in the first byte it starts
 _CHUNK = 1 << 16  # fields expanded to single bits at a time, so that memory does not grow with the tensor
 
 
@@ -89,7 +88,10 @@ class BitReader:
         return int(self.read(width, 1)[0])
 
     def windows(self, first_byte: int, n_bytes: int, width: int) -> Ints:
-        """The `width` bits from each bit of the given bytes on, `(8 * n_bytes,)`; zeros follow the end of the data."""
+        """The `width` bits from each bit of the given bytes on, `(8 * n_bytes,)`; zeros follow the end of the data.
+
+        `width` is at most 33: five bytes hold that wherever in the first byte it starts.
+        """
         data = self._data[first_byte : first_byte + n_bytes + 4].ljust(n_bytes + 4, b"\0")
         octets = np.frombuffer(data, np.uint8).astype(np.int64)
         words = np.zeros(n_bytes, np.int64)

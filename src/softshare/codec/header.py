@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import reprlib
+import typing
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from softshare.config import Codec
 from softshare.errors import FormatError, ModelError, SoftShareError
 
-CODECS = ("han",)
+CODECS = typing.get_args(Codec)
 MAX_VALUES = 1 << 33  # over all tensors of a file
 MAX_HEADER_BYTES = 1 << 24  # decompressed
 MAX_DIMENSIONS = 64  # torch's own limit

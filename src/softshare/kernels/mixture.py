@@ -34,10 +34,14 @@ def mixture_nll_ref(weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor,
 
 def mixture_nll(weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """The same function in chunks: loss and all gradients in one sweep, no N x J tensor; backward only scales."""
+    if not torch.is_grad_enabled():  # forward cannot tell by itself, and would compute gradients for nobody
+        log_mixing, mean, log_var = log_mixing.detach(), mean.detach(), log_var.detach()
+        weights = [w.detach() for w in weights]
     loss: Tensor = _MixtureNLL.apply(log_mixing, mean, log_var, *weights)  # type: ignore[no-untyped-call]
     return loss
 
 
+@torch.no_grad()
 def mixture_assign(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """The index of the most responsible component of each weight, (n,) int64, in chunks."""
     w = w.detach().reshape(-1).to(mean.dtype)
