@@ -64,7 +64,7 @@ def demo(
 
     Pre-trains, retrains under the prior, compresses, saves, loads the file into a fresh model and evaluates that.
     """
-    _run("lenet-300-100", folder, CompressConfig(), "softshare", None, overwrite, device)
+    _run("lenet-300-100", folder, get_experiment("lenet-300-100").compress, "softshare", None, overwrite, device)
 
 
 @app.command()
@@ -104,9 +104,11 @@ def compress(
 ) -> None:
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
-    Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder.
+    Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
+    experiment starts from a learning rate of its own (and wrn-16-4 from 64 components), your own task from the defaults.
     """
-    config = (CompressConfig.paper() if paper else CompressConfig()).override(**overrides)
+    ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
+    config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device)
 

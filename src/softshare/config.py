@@ -130,7 +130,7 @@ class RetrainConfig:
     epochs: int = option(30, "Passes over the training data.")
     tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
     tau_warmup: float = option(0.5, "Share of the run over which tau rises linearly from 0.")
-    lr_weights: float = option(3e-3, "Learning rate of the weights (4.1: about that of pre-training).")
+    lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
     seed: int = option(0, "Seed of everything random in the run.")
 
@@ -176,8 +176,8 @@ class CompressConfig:
     """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
 
     Where the defaults part from the paper: a larger tau, warmed up over half of the run; free components held at a
-    width of 0.03 by a strong hyper-prior, while the zero component is left to tighten; a larger learning rate for the
-    weights, brought to 0 by a cosine. docs/math.md says why.
+    width of 0.03 by a strong hyper-prior, while the zero component is left to tighten; learning rates that a cosine
+    brings to 0. docs/math.md says why.
     """
 
     prior: PriorConfig = field(default_factory=PriorConfig)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import RetrainConfig
+from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.task import Task
@@ -34,6 +34,7 @@ class Experiment:
     make_model: Callable[[], nn.Module]
     batch_size: int
     pretrain: RetrainConfig
+    compress: CompressConfig
     paper: PaperRow
 
 
@@ -45,7 +46,8 @@ EXPERIMENTS = {
             dataset="MNIST",
             make_model=LeNet300100,
             batch_size=256,
-            pretrain=RetrainConfig(epochs=15, lr_weights=2e-3),
+            pretrain=RetrainConfig(epochs=15, lr_weights=4e-3),
+            compress=CompressConfig().override(lr_weights=5e-3),
             paper=PaperRow(1.89, 1.94, 4.3, 64),
         ),
         Experiment(
@@ -54,6 +56,7 @@ EXPERIMENTS = {
             make_model=LeNet5Caffe,
             batch_size=256,
             pretrain=RetrainConfig(epochs=10, lr_weights=2e-3),
+            compress=CompressConfig().override(lr_weights=3e-3),
             paper=PaperRow(0.88, 0.97, 0.5, 162),
         ),
         Experiment(
@@ -62,6 +65,7 @@ EXPERIMENTS = {
             make_model=WRN164,
             batch_size=128,
             pretrain=RetrainConfig(epochs=100, lr_weights=1e-3),
+            compress=CompressConfig().override(components=64),  # 6.3
             paper=PaperRow(6.48, 8.50, 6.6, 45),
         ),
     )
