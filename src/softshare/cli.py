@@ -105,7 +105,7 @@ def compress(
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
     Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
-    experiment starts from a learning rate of its own (and wrn-16-4 from 64 components), your own task from the defaults.
+    experiment starts from a learning rate of its own (wrn-16-4 also from 64 components), your task from the defaults.
     """
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
