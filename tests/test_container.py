@@ -267,7 +267,7 @@ HUGE = 1 << 40
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"codec": "zip"}, "codec: expected one of han, got 'zip'"),
+        ({"codec": "zip"}, "codec: expected one of han, adaptive, got 'zip'"),
         ({"codec": ["han"]}, "codec"),
         ({"more": 1}, "header: expected an object of codec, codebooks"),
         ({"codebooks": [0]}, "codebooks"),

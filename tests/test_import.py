@@ -23,7 +23,13 @@ ROUTE = [
     ["retrain"],
     ["merge"],
     ["quantize"],
-    ["codec", "codec.bits", "codec.header", "codec.huffman", "codec.han", "codec.container"],
+    [
+        "codec",
+        *(
+            f"codec.{name}"
+            for name in ["bits", "compiled", "logistic", "header", "huffman", "han", "adaptive", "container"]
+        ),
+    ],
     ["route"],
     ["evaluate"],
     ["hooks", "zoo", "zoo.datasets", "zoo.models", "zoo.experiments"],

@@ -79,7 +79,7 @@ class Rule:
 
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
-Codec = Literal["han"]
+Codec = Literal["han", "adaptive"]
 RestDtype = Literal["float32", "float16", "bfloat16"]
 
 
@@ -162,7 +162,9 @@ class MergeConfig:
 class EncodeConfig:
     """What the file is written with."""
 
-    codec: Codec = option("han", "Coder of the shared weights: 'han' is appendix A of the paper.")
+    codec: Codec = option(
+        "han", "Coder of the shared weights: 'han' is appendix A of the paper; 'adaptive' is smaller."
+    )
     rest_dtype: RestDtype = option(
         "float32", "Precision in which floating-point tensors that are not shared are stored."
     )

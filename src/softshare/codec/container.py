@@ -23,13 +23,14 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softshare.codec import han
 from softshare.codec.header import (
     DTYPES,
     Header,
@@ -52,7 +53,6 @@ VERSION = 0
 
 _PREFIX = struct.Struct("<4sBI")
 _CRC = struct.Struct("<I")
-_CODERS = {"han": (han.encode_tensor, han.decode_tensor)}
 _DEFAULTS = EncodeConfig()
 Out = TypeVar("Out")
 
@@ -87,17 +87,22 @@ class FileInfo:
         return self.file_bytes - sum(t.n_bytes for t in self.tensors)
 
 
+def _coder(codec: str) -> ModuleType:
+    """The module with a codec's `encode_tensor` and `decode_tensor`; loaded on use, for one of them needs numba."""
+    return import_module(f"softshare.codec.{codec}")
+
+
 # Encode
 
 
 def encode(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> bytes:
-    encode_tensor, _ = _CODERS[config.codec]
+    coder = _coder(config.codec)
     codebooks: dict[bytes, int] = {}  # bytes -> number: equal codebooks are stored once
     shared, rest, sections = [], [], []
     for t in quantized.shared:
         _check_shared(t)
         number = codebooks.setdefault(t.codebook.numpy().astype("<f4").tobytes(), len(codebooks))
-        sections.append(encode_tensor(t))
+        sections.append(coder.encode_tensor(t))
         shared.append(SharedEntry(t.name, t.shape, dtype_name(t.dtype), number, t.is_conv, len(sections[-1])))
     for name, tensor in quantized.rest.items():
         stored = _stored(name, tensor, config)
@@ -225,11 +230,11 @@ def _damage(packed: bytes, n_section_bytes: int) -> str:
 
 
 def _decode(header: Header, sections: list[bytes]) -> QuantizedWeights:
-    _, decode_tensor = _CODERS[header.codec]
+    coder = _coder(header.codec)
     codebooks = [_codebook(k, sections[k]) for k in range(len(header.codebooks))]
     contents = iter(sections[len(codebooks) :])
     shared = tuple(
-        decode_tensor(next(contents), e.name, e.shape, DTYPES[e.dtype], codebooks[e.codebook], e.is_conv)
+        coder.decode_tensor(next(contents), e.name, e.shape, DTYPES[e.dtype], codebooks[e.codebook], e.is_conv)
         for e in header.shared
     )
     rest = {e.name: _from_bytes(next(contents), e) for e in header.rest}
