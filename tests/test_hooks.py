@@ -88,7 +88,7 @@ def test_on_a_terminal_a_bar_fills_up(steps: int | None, total: str) -> None:
     last = last_line(file)
     assert "retrain" in last
     assert "error 9.35%" in last
-    assert "2.0 kB" in last
+    assert "2.0 kB by the mixture" in last
     assert "5 components" in last
     assert total in last
     assert "0:00:00" in last  # time left
@@ -125,9 +125,8 @@ def test_off_a_terminal_a_line_every_tenth_of_the_run(epochs: int, expected: lis
     play(ProgressBar("retrain", con), epochs, steps, actual_steps=4)
     lines = file.getvalue().splitlines()
     assert [line.partition("epoch ")[2].partition(",")[0] for line in lines] == [f"{e}/{epochs}" for e in expected]
-    assert lines[-1] == (
-        f"retrain  error {12.3456 - epochs:.2f}%  2.0 kB  5 components  epoch {epochs}/{epochs}, 0 s left"
-    )
+    error = f"retrain  error {12.3456 - epochs:.2f}%"
+    assert lines[-1] == f"{error}  2.0 kB by the mixture  5 components  epoch {epochs}/{epochs}, 0 s left"
     assert "\x1b" not in file.getvalue()
 
 

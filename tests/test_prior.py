@@ -31,7 +31,7 @@ def perturbed(config: ss.PriorConfig, model: nn.Module | None = None) -> ss.Mixt
 
 
 def test_start_by_range() -> None:
-    prior = ss.MixturePrior(net(), ss.PriorConfig(components=5, zero_mixing=0.9))
+    prior = ss.MixturePrior(net(), ss.PriorConfig(components=5, zero_mixing=0.9, init_std=None))
     w = prior.view.gather()
     mixture = prior.mixture()
     spacing = float(w.max() - w.min()) / 4
@@ -39,6 +39,7 @@ def test_start_by_range() -> None:
     assert mixture.mean.tolist() == pytest.approx(expected, rel=1e-6)
     assert mixture.mixing.tolist() == pytest.approx([0.9] + [0.02] * 5, rel=1e-5)
     assert mixture.std.tolist() == pytest.approx([spacing] * 6, rel=1e-5)
+    assert ss.MixturePrior(net(), ss.PriorConfig(init_std=0.2)).mixture().std.tolist() == pytest.approx([0.2] * 17)
 
 
 def test_start_by_quantiles_gives_each_component_as_many_weights() -> None:

@@ -460,7 +460,14 @@ def becomes(value: float) -> Callable[[nn.Module, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("at", "epoch"), [(1, 1), (5, 2), (6, 2), (8, 3)])
+def test_a_loss_that_is_not_finite_from_the_start_is_the_tasks_fault(value: float) -> None:
+    task = make_task(net(), loss=Bomb(1, becomes(value)))
+    with pytest.raises(ConfigError, match=f"Task.loss returned {value} on the first batch"):
+        retrain_(task, None, PLAIN)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("at", "epoch"), [(2, 1), (5, 2), (6, 2), (8, 3)])
 @pytest.mark.parametrize("with_prior", [True, False])
 def test_a_loss_that_is_not_finite_ends_training(value: float, at: int, epoch: int, with_prior: bool) -> None:
     """3 steps an epoch. Model (buffers too) and prior go back to where the epoch began, and the error carries that."""

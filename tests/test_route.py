@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
-from softshare.errors import ModelError
+from softshare.errors import ConfigError, ModelError
 
 # A small network on few images: the components must tighten within 135 steps.
 CONFIG = ss.CompressConfig().override(
@@ -233,3 +233,8 @@ def test_what_no_file_can_hold_is_refused_before_training() -> None:
 def test_a_compressed_network_prints_short() -> None:
     compressed = ss.MixturePrior(ConvNet(), CONFIG.prior).quantize()
     assert len(repr(compressed)) < 1000
+
+
+def test_a_network_is_not_a_task() -> None:
+    with pytest.raises(ConfigError, match=r"expected a softshare\.Task, got ConvNet"):
+        ss.compress(ConvNet())  # type: ignore[arg-type]

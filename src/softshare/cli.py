@@ -105,7 +105,7 @@ def compress(
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
     Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
-    experiment starts from a learning rate of its own (wrn-16-4 also from 64 components), your task from the defaults.
+    experiment starts from a few settings of its own, which result.json records; your task from the defaults.
     """
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
@@ -150,7 +150,8 @@ def evaluate(
     error = final_error(loaded, load_copy(loaded.model, load(run / MODEL)))
     n_bytes = (run / MODEL).stat().st_size
     out.print(
-        f"error {error}% (result.json: {result.error_after}%), {n_bytes} bytes ({result.file_bytes})", highlight=False
+        f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",
+        highlight=False,
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes):
         out.print("They differ.")
@@ -189,11 +190,17 @@ def _run(
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
     soft = compressed.history[-1].validation_error
-    if result.error_after > max(result.error_before, soft) + 1:
+    if result.error_after > result.error_before + 1:
+        by_quantizing = result.error_after - soft > soft - result.error_before
         out.print(
-            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}% ({soft:.2f}% on validation "
-            "data before quantizing). Where quantizing did it, the components were still wide: give more epochs, a "
-            "smaller --init-std or a smaller --zero-mixing. Where retraining did it, lower --tau or --lr-weights.",
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; just before quantizing it "
+            f"was {soft:.2f}% on validation data. "
+            + (
+                "So quantizing did it: the weights had not settled on the components. Try --zero-mixing 0.9, a smaller "
+                "--init-std, more --components or more --epochs."
+                if by_quantizing
+                else "So retraining did it: try a smaller --tau or another --lr-weights."
+            ),
             highlight=False,
         )
 

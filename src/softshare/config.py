@@ -90,7 +90,7 @@ class PriorConfig:
     components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
     init_std: float | None = option(
-        None, "Start standard deviation; without it, the spacing of means evenly over the range."
+        0.01, "Start standard deviation of every component; None (not on the command line): the means' even spacing."
     )
     zero_mixing: float = option(
         0.9999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
@@ -179,7 +179,8 @@ class CompressConfig:
 
     Where the defaults part from the paper: a larger tau, warmed up over half of the run; free components held at a
     width of 0.03 by a strong hyper-prior, while the zero component is left to tighten; learning rates that a cosine
-    brings to 0. docs/math.md says why.
+    brings to 0; components that start narrow, so that a short run does not end with them still broad. docs/math.md
+    says why.
     """
 
     prior: PriorConfig = field(default_factory=PriorConfig)

@@ -43,7 +43,7 @@ class ProgressBar(Hook):
     def on_epoch(self, record: EpochRecord) -> None:
         text = f"{self.title}  error {record.validation_error:.2f}%"
         if record.density:
-            text += f"  {record.complexity_bits / 8000:.1f} kB  {record.components_alive} components"
+            text += f"  {record.complexity_bits / 8000:.1f} kB by the mixture  {record.components_alive} components"
         if self._progress:
             self._progress.update(self._bar, description=text, completed=record.epoch * (self._steps or 1))
         elif record.epoch > 0 and (record.epoch % -(-self._epochs // 10) == 0 or record.epoch == self._epochs):

@@ -108,6 +108,8 @@ def _train_epoch(
 
         task_loss = task.loss(task.model, batch)
         _require_mean(task_loss)
+        if epoch == step == 1 and not math.isfinite(float(task_loss.detach())):
+            raise ConfigError(f"Task.loss returned {float(task_loss.detach())} on the first batch, before any training")
         loss = task_loss + prior.loss(tau, task.n_examples) if prior else task_loss
         optimizer.zero_grad()
         loss.backward()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softshare.codec import decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.errors import ConfigError
 from softshare.merge import merge
 from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedWeights, quantize
@@ -44,6 +45,8 @@ class Compressed:
 
 def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[Hook] = ()) -> Compressed:
     """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself is left as it is."""
+    if not isinstance(task, Task):
+        raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)

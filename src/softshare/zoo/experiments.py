@@ -34,7 +34,7 @@ class Experiment:
     make_model: Callable[[], nn.Module]
     batch_size: int
     pretrain: RetrainConfig
-    compress: CompressConfig
+    compress: CompressConfig  # thousands of steps: time enough for components that start broad to tighten
     paper: PaperRow
 
 
@@ -47,7 +47,7 @@ EXPERIMENTS = {
             make_model=LeNet300100,
             batch_size=256,
             pretrain=RetrainConfig(epochs=15, lr_weights=4e-3),
-            compress=CompressConfig().override(lr_weights=5e-3),
+            compress=CompressConfig().override(lr_weights=5e-3, init_std=None),
             paper=PaperRow(1.89, 1.94, 4.3, 64),
         ),
         Experiment(
@@ -56,7 +56,7 @@ EXPERIMENTS = {
             make_model=LeNet5Caffe,
             batch_size=256,
             pretrain=RetrainConfig(epochs=10, lr_weights=2e-3),
-            compress=CompressConfig().override(lr_weights=3e-3),
+            compress=CompressConfig().override(lr_weights=3e-3, init_std=None),
             paper=PaperRow(0.88, 0.97, 0.5, 162),
         ),
         Experiment(
@@ -65,7 +65,7 @@ EXPERIMENTS = {
             make_model=WRN164,
             batch_size=128,
             pretrain=RetrainConfig(epochs=100, lr_weights=1e-3),
-            compress=CompressConfig().override(components=64),  # 6.3
+            compress=CompressConfig().override(components=64, init_std=None),  # 6.3
             paper=PaperRow(6.48, 8.50, 6.6, 45),
         ),
     )
