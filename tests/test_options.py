@@ -54,7 +54,7 @@ def compress_help() -> str:
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_an_option_with_its_help_and_default(field: dataclasses.Field[Any], compress_help: str) -> None:
-    kinds = {"int": "INT", "float": "FLOAT", "float | None": "FLOAT"}
+    kinds = {"int": "INT", "float": "FLOAT"}
     kind = kinds.get(str(field.type), "TEXT")
     default = "" if field.default in (None, ()) else f"Default: {field.default}."
     expected = rf"{flag_of(field.name)} {kind} {re.escape(field.metadata['help'])}.*?{re.escape(default)}"
@@ -137,6 +137,13 @@ def test_the_mixing_prior_is_a_beta_a_dirichlet_or_none() -> None:
     assert overrides_of("--mixing-prior", "alpha=900,beta=0.5") == {"mixing_prior": Beta(900, 0.5)}
     assert overrides_of("--mixing-prior", "zero=900,free=0.5") == {"mixing_prior": Dirichlet(900, 0.5)}
     assert overrides_of("--mixing-prior", "none") == {"mixing_prior": None}
+
+
+def test_an_optional_number_is_a_number_or_none() -> None:
+    assert overrides_of("--init-std", "0.5") == {"init_std": 0.5}
+    assert overrides_of("--init-std", "none") == {"init_std": None}
+    with pytest.raises(ConfigError, match=r"--init-std: expected a number or 'none', got 'wide'"):
+        overrides_of("--init-std", "wide")
 
 
 def test_none_takes_a_hyper_prior_away() -> None:

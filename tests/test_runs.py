@@ -155,6 +155,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path, mo
             pytest.fail("the folder was given out")
         assert str(tmp_path / name) in str(error.value)
     assert contents(tmp_path) == {"old/result.json": b"earlier result.json"}
+    assert not (tmp_path / "new").exists()
 
 
 # Checkpoints

@@ -90,7 +90,7 @@ class PriorConfig:
     components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
     init_std: float | None = option(
-        0.01, "Start standard deviation of every component; None (not on the command line): the means' even spacing."
+        0.01, "Start standard deviation of every component; 'none': the spacing of means evenly over the range."
     )
     zero_mixing: float = option(
         0.9999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."

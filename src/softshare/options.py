@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -67,9 +66,8 @@ def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 
 def _plain_type(hint: Any) -> Any:
-    """What the command line itself reads: a number where the field is one, else text."""
-    members = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    return next((m for m in members if m in (int, float)), str)
+    """What the command line itself reads: a number where the field is always one, else text."""
+    return hint if hint in (int, float) else str
 
 
 def _parse(name: str, value: Any) -> Any:
@@ -78,7 +76,16 @@ def _parse(name: str, value: Any) -> Any:
         return tuple(_parse_rule(text) for text in value)
     if Gamma in typing.get_args(hint) or Beta in typing.get_args(hint):
         return _parse_hyperprior(name, value, Gamma in typing.get_args(hint))
+    if hint == (float | None):
+        return _parse_number(name, value)
     return value
+
+
+def _parse_number(name: str, text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError:
+        raise ConfigError(f"--{name.replace('_', '-')}: expected a number or 'none', got {text!r}") from None
 
 
 def _parse_rule(text: str) -> Rule:

@@ -40,26 +40,31 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     unfinished = path / UNFINISHED
     try:
         try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            _clear(unfinished)
-            write_atomic(unfinished / RESULT, b"")  # learn now, not after hours of training, whether it can be written
-            _clear(unfinished)
-        except OSError as error:
-            raise ConfigError(f"cannot write to the folder {path}: {error.strerror or error}") from error
-        try:
+            _try_to_write(unfinished)
             yield unfinished
         except SoftShareError:
-            if not (unfinished / RETRAINED).exists() and not (unfinished / LAST_GOOD).exists():
+            if (unfinished / RETRAINED).exists() or (unfinished / LAST_GOOD).exists():
+                _move_up(unfinished, earlier)
+            elif unfinished.exists():
                 _clear(unfinished)
                 unfinished.rmdir()
-                raise
-            _move_up(unfinished, earlier)
             raise
         _move_up(unfinished, earlier)
     finally:
         with contextlib.suppress(OSError):  # the first that is not empty ends it
             for folder in made:
                 folder.rmdir()
+
+
+def _try_to_write(folder: Path) -> None:
+    """Make the folder, empty, and learn now, not after hours of training, whether it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write to the folder {folder.parent}: {error.strerror or error}") from error
+    write_atomic(folder / RESULT, b"")
+    _clear(folder)
 
 
 def _clear(folder: Path) -> None:

@@ -29,7 +29,7 @@ RANGE_BITS = 40  # of the coder's low and range
 MIN_RANGE = 1 << 32
 N_MASK = 9  # contexts of "is it zero"
 N_VALUE = 4  # contexts of a bit of the index
-TABLE_BITS = 16
+TABLE_BITS = 16  # of the largest table of a context
 PROBABILITY_BITS = 22  # of a context's estimate
 SLOWEST = 255  # a context's estimate moves by at least 1 / (SLOWEST + 1.5) of the error
 _RATES = np.array([(2 << 16) // (2 * n + 3) for n in range(SLOWEST + 1)], np.int64)  # 65536 / (n + 1.5)
@@ -45,8 +45,8 @@ def _density(count: int, seen: int, levels: Ints) -> int:
 @compiled
 def _code_bit(
     bit: int,  # to encode, or -1 to decode
-    estimates: Ints,  # (contexts, 2^TABLE_BITS) probability of a 1, in 2^-PROBABILITY_BITS
-    counts: Ints,  # (contexts, 2^TABLE_BITS) how often each was used, up to SLOWEST
+    estimates: Ints,  # (contexts, table_size) probability of a 1, in 2^-PROBABILITY_BITS
+    counts: Ints,  # (contexts, table_size) how often each was used, up to SLOWEST
     weights: Ints,  # (contexts,) of the mix, in 1/65536
     context: Ints,  # (contexts,)
     inputs: Ints,  # (contexts,) scratch
