@@ -244,6 +244,43 @@ def test_inspect_shows_every_tensor_and_the_size(finished: Path, capsys: pytest.
     assert f"{(finished / 'model.sws').stat().st_size:,} bytes" in " ".join(text.split())
 
 
+def test_inspect_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as from Python, and nothing else on the output."""
+    assert run("inspect", "--json", finished / "model.sws") == 0
+    values = json.loads(capsys.readouterr().out)
+    info = softshare.inspect(finished / "model.sws")
+    assert values == json.loads(json.dumps(info.to_dict()))
+    assert [t["name"] for t in values["tensors"]] == [t.name for t in info.tensors]
+    assert values["file_bytes"] == (finished / "model.sws").stat().st_size
+    assert values["codec"] == "adaptive"
+
+
+def test_decompress_within_max_bytes(finished: Path, tmp_path: Path, refused: Refusals) -> None:
+    """The size of the decoded tensors is the limit, to the byte."""
+    target = tmp_path / "model.safetensors"
+    size = sum(t.numel() * t.element_size() for t in softshare.load(finished / "model.sws").values())
+    args = ["decompress", finished / "model.sws", target, "--max-bytes"]
+    refused(*args, size - 1, naming=[str(finished / "model.sws"), f"at most {size - 1:,} bytes", f"got {size:,}"])
+    refused(*args, -1, naming="--max-bytes")
+    assert run(*args, size) == 0
+    assert_same_state(safetensors.torch.load_file(target), softshare.load(finished / "model.sws"))
+
+
+def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run evaluates, for it has the network; inspect numbers the tensors; decompress cannot."""
+    folder = tmp_path / "run"
+    assert run("compress", write_task(tmp_path), "--names", "none", "--epochs", 1, "--out", folder) == 0
+    assert run("evaluate", folder) == 0
+    capsys.readouterr()
+    assert run("inspect", folder / "model.sws") == 0
+    text = capsys.readouterr().out
+    assert "#0" in text
+    assert "0.weight" not in text
+    assert run("inspect", "--json", folder / "model.sws") == 0
+    assert all(t["name"] is None for t in json.loads(capsys.readouterr().out)["tensors"])
+    refused("decompress", folder / "model.sws", tmp_path / "a.safetensors", naming=["names='none'", "load_into_"])
+
+
 def test_decompress_writes_what_load_gives(finished: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     assert run("decompress", finished / "model.sws", target) == 0
@@ -635,24 +672,32 @@ def test_weights_are_read_into_a_users_model(finished: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("damage", "naming"),
+    ("damage", "inspected", "decoded"),
     [
-        (lambda data: b"", "not an .sws file"),
-        (lambda data: b"PK\3\4" + data[4:], "not an .sws file"),
-        (lambda data: data[:-1], "truncated"),
-        (lambda data: data[:100], "truncated"),
-        (lambda data: data[:6], "truncated"),
-        (lambda data: data[:-30] + bytes([data[-30] ^ 1]) + data[-29:], "altered"),
-        (lambda data: data + b"\0", "altered"),
-        (lambda data: data[:4] + b"\7" + data[5:], "version"),
+        (lambda data: b"", "every .sws file", "every .sws file"),
+        (lambda data: b"PK\3\4" + data[4:], "every .sws file", "every .sws file"),
+        (lambda data: data[:-1], "header, byte", "checksum, byte"),
+        (lambda data: data[:100], "header, byte", "checksum, byte"),
+        (lambda data: data[:6], "every .sws file", "every .sws file"),
+        (lambda data: data[:-30] + bytes([data[-30] ^ 1]) + data[-29:], None, "checksum, byte"),
+        (lambda data: data + b"\0", "header, byte", "checksum, byte"),
+        (lambda data: data[:4] + b"\7" + data[5:], "expected version 1, got 7", "expected version 1, got 7"),
     ],
     ids=["empty", "not .sws", "one byte short", "short", "very short", "one bit altered", "longer", "newer"],
 )
-def test_a_file_that_cannot_be_decoded(damage: Any, naming: str, copy: Path, refused: Refusals) -> None:
+def test_a_file_that_cannot_be_decoded(
+    damage: Any, inspected: str | None, decoded: str, copy: Path, refused: Refusals
+) -> None:
+    """`inspect` reads headers only, and so does not see a bit that is wrong elsewhere."""
     file = copy / "model.sws"
     file.write_bytes(damage(file.read_bytes()))
-    for args in (["inspect", file], ["decompress", file, copy / "a.safetensors"], ["evaluate", copy]):
-        refused(*args, naming=[str(file), naming])
+    for args in (["decompress", file, copy / "a.safetensors"], ["evaluate", copy]):
+        refused(*args, naming=[str(file), decoded, "expected", "got"])
+    for args in (["inspect", file], ["inspect", "--json", file]):
+        if inspected is None:
+            assert run(*args) == 0
+        else:
+            refused(*args, naming=[str(file), inspected, "expected", "got"])
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, refused: Refusals) -> None:

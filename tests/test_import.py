@@ -27,7 +27,25 @@ ROUTE = [
         "codec",
         *(
             f"codec.{name}"
-            for name in ["bits", "compiled", "logistic", "header", "huffman", "han", "adaptive", "container"]
+            for name in [
+                "bits",
+                "compiled",
+                "logistic",
+                "rangecoder",
+                "symbols",
+                "wire",
+                "header",
+                "huffman",
+                "han",
+                "model",
+                "fast",
+                "adaptive",
+                "planes",
+                "info",
+                "rest",
+                "shared",
+                "container",
+            ]
         ),
     ],
     ["route"],

@@ -74,7 +74,10 @@ def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_hel
     [
         ("--init", "range, quantile"),
         ("--schedule", "constant, cosine"),
+        ("--codec", "han, adaptive"),
+        ("--codebook-dtype", "auto, float32, float16, bfloat16"),
         ("--rest-dtype", "float32, float16, bfloat16"),
+        ("--names", "keep, none"),
     ],
 )
 def test_the_help_lists_choices(flag: str, choices: str, compress_help: str) -> None:
@@ -92,7 +95,7 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
         "--components 4 --init quantile --init-std 0.25 --zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 "
         "--lr-mixing 1 --epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
-        "--merge-threshold 2 --codec han --rest-dtype float16"
+        "--merge-threshold 2 --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
     assert overrides == {
@@ -111,7 +114,9 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "seed": -3,
         "merge_threshold": 2.0,
         "codec": "han",
+        "codebook_dtype": "bfloat16",
         "rest_dtype": "float16",
+        "names": "none",
     }
     assert set(overrides) == {f.name for f in FIELDS} - {
         "mixing_prior",

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
+from softshare import quantize as quantize_module
 from softshare.kernels import mixture as kernel
 from softshare.prior import Mixture
-from softshare.quantize import QuantizedTensor, QuantizedWeights, quantize
+from softshare.quantize import QuantizedTensor, QuantizedWeights, index_dtype, quantize
 from softshare.weights import WeightView
 
 LAW = settings(deadline=None, derandomize=True)
@@ -139,7 +140,7 @@ def test_every_shared_tensor_is_quantized() -> None:
         assert t.dtype == state[t.name].dtype
         assert torch.equal(t.dense(), expected.to(t.dtype))
         assert not torch.equal(t.dense(), state[t.name])
-    assert [t.is_conv for t in out.shared] == [True, True, False, False, False, False]
+    assert all(t.indices.dtype == torch.uint8 for t in out.shared)
     assert out.n_shared == 3 * 9 + 3 + 24 + 6 + 20 + 4
     values = torch.cat([t.dense().reshape(-1).float() for t in out.shared])
     assert out.n_nonzero == int((values != 0).sum()) > 0
@@ -260,15 +261,53 @@ def test_values_of_opposite_sign_are_distinct() -> None:
 
 def test_dense_by_hand() -> None:
     codebook = torch.tensor([0.0, 0.5, -2.0])
-    t = QuantizedTensor("w", (2, 3), torch.float32, torch.tensor([0, 1, 2, 2, 0, 1]), codebook)
+    indices = torch.tensor([0, 1, 2, 2, 0, 1], dtype=torch.uint8)
+    t = QuantizedTensor("w", (2, 3), torch.float32, indices, codebook)
     assert t.dense().tolist() == [[0.0, 0.5, -2.0], [-2.0, 0.0, 0.5]]
     assert t.n_nonzero == 4
-    empty = QuantizedTensor("e", (0, 3), torch.float32, torch.zeros(0, dtype=torch.int64), codebook)
+    assert t.counts().tolist() == [2, 2, 2]
+    empty = QuantizedTensor("e", (0, 3), torch.float32, torch.zeros(0, dtype=torch.uint8), codebook)
+    assert empty.counts().tolist() == [0, 0, 0]
     assert empty.dense().shape == (0, 3)
 
 
 def test_components_of_different_codebooks_add() -> None:
     a, b = torch.tensor([0.0, 0.5]), torch.tensor([0.0, 1.0, 2.0])
-    index = torch.zeros(1, dtype=torch.int64)
+    index = torch.zeros(1, dtype=torch.uint8)
     tensors = [QuantizedTensor(n, (1,), torch.float32, index, c) for n, c in (("x", a), ("y", b), ("z", a.clone()))]
     assert QuantizedWeights(tuple(tensors), {}, {}).n_components == 5
+
+
+# Narrow indices
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)])
+def test_indices_are_as_narrow_as_the_codebook_lets_them(n: int, dtype: torch.dtype) -> None:
+    """As many components as values, each of which takes the weight at its mean."""
+    assert index_dtype(n) == dtype
+    if n > 1000:
+        return
+    means = [0.0, *(k / 8 for k in range(1, n))]
+    t = quantized(means[::-1], mixture(*((1 / n, mean, 0.01) for mean in means)))
+    assert t.indices.dtype == dtype
+    assert t.indices.tolist() == list(range(n))[::-1]
+    assert t.dense().tolist() == [means[::-1]]
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_widening_by_parts_makes_no_difference(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    codebook = torch.arange(5.0)
+    indices = torch.randint(5, (40,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    t = QuantizedTensor("w", (4, 10), torch.bfloat16, indices, codebook)
+    monkeypatch.setattr(quantize_module, "_CHUNK", n)
+    assert torch.equal(t.dense(), codebook.to(torch.bfloat16)[indices.long()].reshape(4, 10))
+    assert t.counts().tolist() == [indices.tolist().count(k) for k in range(5)]
+
+
+def test_the_order_is_the_networks() -> None:
+    model = net()
+    out = quantize(WeightView.of(model), NET_MIXTURE)
+    assert list(out.order) == [name for name in model.state_dict() if name != "head.weight"]
+    assert list(out.tensors) == list(out.order)
+    assert list(out.state_dict()) == [*out.order, "head.weight"]
+    assert list(QuantizedWeights(out.shared, out.rest, {}).tensors) == [*(t.name for t in out.shared), *out.rest]

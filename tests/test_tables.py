@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from softshare.codec import FileInfo
-from softshare.codec.container import TensorInfo
+from softshare.codec import FileInfo, TensorInfo
 from softshare.evaluate import Result
 from softshare.tables import account_table, file_table, result_table
 from softshare.zoo.experiments import PaperRow
@@ -39,14 +38,14 @@ RESULT = Result(
 )
 
 LENET = FileInfo(
-    version=0,
+    version=1,
     codec="han",
     file_bytes=12_345,
     tensors=(
         TensorInfo("fc1.weight", "shared", (300, 784), 235_200, 8_400, 9, 10_000),
         TensorInfo("fc1.bias", "shared", (300,), 300, 100, 7, 125),
-        TensorInfo("norm.weight", "rest", (300,), 300, 299, 0, 1_200),
-        TensorInfo("norm.count", "rest", (), 1, 1, 0, 8),
+        TensorInfo("norm.weight", "rest", (300,), 300, None, 0, 1_200),
+        TensorInfo("norm.count", "rest", (), 1, None, 0, 8),
         TensorInfo("unused", "shared", (0, 4), 0, 0, 0, 0),
     ),
 )
@@ -76,28 +75,45 @@ def column(text: str, i: int) -> str:
 
 def test_file_table() -> None:
     text = render(file_table(LENET, "model.sws"))
-    assert text.splitlines()[0].rstrip() == "model.sws: version 0, codec han, 12,345 bytes"
+    assert text.splitlines()[0].rstrip() == "model.sws: version 1, codec han, 12,345 bytes"
     assert rows(text) == [
-        ["tensor", "shape", "non-zero", "components", "bits/weight", "bytes"],
-        ["fc1.weight", "300x784", "8,400 (3.6%)", "9", "0.340", "10,000"],  # 8 * 10,000 / 235,200
-        ["fc1.bias", "300", "100 (33.3%)", "7", "3.333", "125"],
-        ["norm.weight", "300", "299 (99.7%)", "kept", "32.000", "1,200"],
-        ["norm.count", "scalar", "1 (100.0%)", "kept", "64.000", "8"],
-        ["unused", "0x4", "-", "0", "0.000", "0"],
-        ["overhead", "", "", "", "", "1,012"],  # 12,345 - 10,000 - 125 - 1,200 - 8
-        ["file", "235,801", "8,800 (3.7%)", "", "0.419", "12,345"],  # 8 * 12,345 / 235,801
+        ["tensor", "shape", "non-zero", "components", "bits", "bytes", "share"],
+        ["fc1.weight", "300x784", "8,400 (3.6%)", "9", "0.340", "10,000", "81.0%"],  # 8 * 10,000 / 235,200
+        ["fc1.bias", "300", "100 (33.3%)", "7", "3.333", "125", "1.0%"],
+        ["norm.weight", "300", "-", "kept", "32.000", "1,200", "9.7%"],
+        ["norm.count", "scalar", "-", "kept", "64.000", "8", "0.1%"],
+        ["unused", "0x4", "0", "0", "-", "0", "0.0%"],
+        ["overhead", "", "", "", "", "1,012", "8.2%"],  # 12,345 - 10,000 - 125 - 1,200 - 8
+        ["file", "235,801", "8,500 (3.6%)", "", "0.419", "12,345", ""],  # of 235,500 shared; 8 * 12,345 / 235,801
     ]
 
 
 def test_file_table_of_a_file_without_weights() -> None:
-    text = render(file_table(FileInfo(0, "han", 60, ()), "model.sws"))
-    assert rows(text)[1:] == [["overhead", "", "", "", "", "60"], ["file", "0", "-", "", "-", "60"]]
+    text = render(file_table(FileInfo(1, "han", 60, ()), "model.sws"))
+    assert rows(text)[1:] == [
+        ["overhead", "", "", "", "", "60", "100.0%"],
+        ["file", "?", "0", "", "-", "60", ""],
+    ]
+
+
+def test_file_table_of_a_file_without_names() -> None:
+    tensors = (
+        TensorInfo(None, "shared", None, None, 1_234, 9, 800),
+        TensorInfo(None, "rest", None, None, None, 0, 100),
+    )
+    text = render(file_table(FileInfo(1, "adaptive", 1_000, tensors), "model.sws"))
+    assert rows(text)[1:] == [
+        ["#0", "?", "1,234", "9", "-", "800", "80.0%"],
+        ["#1", "?", "-", "kept", "-", "100", "10.0%"],
+        ["overhead", "", "", "", "", "100", "10.0%"],
+        ["file", "?", "1,234", "", "-", "1,000", ""],
+    ]
 
 
 def test_nothing_of_a_long_file_table_is_cut_off() -> None:
     names = [f"transformer.encoder.layers.{i}.self_attention.in_proj_weight" for i in (0, 11)]
     info = FileInfo(
-        version=0,
+        version=1,
         codec="han",
         file_bytes=45_678_901,
         tensors=(
@@ -170,6 +186,6 @@ def test_nothing_of_a_large_result_is_cut_off(paper: PaperRow | None) -> None:
 
 def test_markup_in_a_name_is_shown_as_it_is() -> None:
     tensor = TensorInfo("heads.[bold].weight", "shared", (2, 2), 4, 1, 2, 3)
-    text = render(file_table(FileInfo(0, "han", 60, (tensor,)), "runs/[red]/model.sws"))
+    text = render(file_table(FileInfo(1, "han", 60, (tensor,)), "runs/[red]/model.sws"))
     assert "heads.[bold].weight" in column(text, 0)
     assert "runs/[red]/model.sws" in text

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
-from softshare.weights import WeightView, load_state_
+from softshare.weights import WeightView, check_fits, layout, load_state_
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -76,7 +76,6 @@ class Block(nn.Module):
 def test_weights_and_biases_are_shared_by_default(module: nn.Module, expected: list[str]) -> None:
     view = WeightView.of(module)
     assert [s.name for s in view.shared] == expected
-    assert not any(s.is_conv for s in view.shared)
     assert view.rest == {}
     assert view.n_weights == sum(p.numel() for p in module.parameters())
     assert all(s.tensor is module.get_parameter(s.name) for s in view.shared)
@@ -85,9 +84,9 @@ def test_weights_and_biases_are_shared_by_default(module: nn.Module, expected: l
 @pytest.mark.parametrize(
     "kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]
 )
-def test_convolutions_are_shared_and_known_as_such(kind: Any) -> None:
+def test_convolutions_are_shared(kind: Any) -> None:
     view = WeightView.of(kind(2, 3, 2))
-    assert [(s.name, s.is_conv) for s in view.shared] == [("weight", True), ("bias", True)]
+    assert [s.name for s in view.shared] == ["weight", "bias"]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +102,13 @@ def test_normalization_is_the_rest(module: nn.Module) -> None:
 
 def test_modules_inside_modules() -> None:
     view = WeightView.of(Block())
-    assert [(s.name, s.is_conv) for s in view.shared] == [
-        ("conv.weight", True),
-        ("conv.bias", True),
-        ("inner.0.conv.weight", True),
-        ("inner.0.conv.bias", True),
-        ("inner.1.weight", False),
-        ("inner.1.bias", False),
+    assert [s.name for s in view.shared] == [
+        "conv.weight",
+        "conv.bias",
+        "inner.0.conv.weight",
+        "inner.0.conv.bias",
+        "inner.1.weight",
+        "inner.1.bias",
     ]
     norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
     assert list(view.rest) == ["scale", *norm, "inner.0.scale", *(f"inner.0.{name}" for name in norm)]
@@ -471,3 +470,57 @@ def test_load_state_into_a_lazy_module_is_an_error_that_names_its_tensors() -> N
     model = nn.Sequential(nn.LazyLinear(2))
     with pytest.raises(ModelError, match=r"0\.weight"):
         load_state_(model, {"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(2)}, "a")
+
+
+# Order and layout
+
+
+@pytest.mark.parametrize("model", [Block(2), TiedLanguageModel(), nn.TransformerDecoderLayer(4, 2, 8)])
+def test_the_order_is_that_of_the_state_dict(model: nn.Module) -> None:
+    view = WeightView.of(model)
+    assert list(view.order) == [name for name in model.state_dict() if name not in view.tied]
+    assert sorted(view.order) == sorted([*(s.name for s in view.shared), *view.rest])
+
+
+def test_layout_has_every_tensor_once_under_its_first_name() -> None:
+    model = TiedLanguageModel()
+    tensors, tied = layout(model)
+    assert list(tensors) == ["embed.weight", "body.weight", "body.bias", "head.bias"]
+    assert tied == {"head.weight": "embed.weight"}
+    assert all(tensors[name] is model.get_parameter(name) for name in tensors)
+    view = WeightView.of(Block())
+    assert tuple(layout(Block())[0]) == view.order
+
+
+class WithState(nn.Linear):
+    """A module whose state dict holds more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": 3}
+
+
+def test_layout_leaves_out_what_is_no_tensor() -> None:
+    assert list(layout(WithState(2, 2))[0]) == ["weight", "bias"]
+
+
+def test_check_fits_needs_shapes_and_kinds_only() -> None:
+    """What is compared may be on the meta device, and nothing is copied."""
+    model = TiedLanguageModel()
+    before = snapshot(model)
+    state = {name: torch.empty(t.shape, dtype=torch.bfloat16, device="meta") for name, t in before.items()}
+    target = check_fits(model, state, "m.sws")
+    assert list(target) == list(before)
+    assert target["body.weight"].data_ptr() == model.body.weight.data_ptr()
+    assert_same_state(snapshot(model), before)
+    state["body.bias"] = torch.empty(4, dtype=torch.int64, device="meta")
+    state["embed.weight"] = torch.empty(7, 5, device="meta")
+    state["more"] = state.pop("head.bias")
+    with pytest.raises(ModelError) as caught:
+        check_fits(model, state, "m.sws")
+    assert str(caught.value).splitlines() == [
+        "m.sws does not fit the model:",
+        "  missing from the file: head.bias",
+        "  not in the model: more",
+        "  embed.weight: shape (7, 5) in the file, (7, 4) in the model",
+        "  body.bias: torch.int64 in the file, torch.float32 in the model",
+    ]

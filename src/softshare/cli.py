@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ import typer
 from rich.console import Console
 
 from softshare import tables
+from softshare.codec import MAX_BYTES, load
 from softshare.codec import inspect as inspect_file
-from softshare.codec import load
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
 from softshare.evaluate import Result, final_error, load_copy, measure
@@ -114,21 +115,34 @@ def compress(
 
 
 @app.command()
-def inspect(file: Annotated[Path, typer.Argument(help="A .sws file.")]) -> None:
-    """Show what a file holds, tensor by tensor: shape, non-zero weights, components, bits per weight, bytes."""
-    out.print(tables.file_table(inspect_file(file), str(file)))
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, for a program.")] = False,
+) -> None:
+    """Show what a file holds, tensor by tensor: shape, density, components, bits per weight, bytes, share of the file.
+
+    Reads the headers only: nothing is decoded.
+    """
+    info = inspect_file(file)
+    if as_json:
+        typer.echo(json.dumps(info.to_dict(), indent=2))
+    else:
+        out.print(tables.file_table(info, str(file)))
 
 
 @app.command()
 def decompress(
     file: Annotated[Path, typer.Argument(help="A .sws file.")],
     target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    max_bytes: Annotated[
+        int, typer.Option(min=0, help="Refuse a file whose tensors would take more than this many bytes.")
+    ] = MAX_BYTES,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Decode a file to safetensors."""
-    state = load(file)
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists already; give --overwrite or another name")
+    state = load(file, max_bytes=max_bytes)
     save_checkpoint(target, state)
     out.print(f"{len(state)} tensors written to {target}", highlight=False)
 
@@ -147,7 +161,7 @@ def evaluate(
         loaded = _load_task(task or result.experiment, device, seed=0)
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
-    error = final_error(loaded, load_copy(loaded.model, load(run / MODEL)))
+    error = final_error(loaded, load_copy(loaded.model, load(run / MODEL, like=loaded.model)))
     n_bytes = (run / MODEL).stat().st_size
     out.print(
         f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",

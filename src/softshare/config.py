@@ -80,7 +80,9 @@ class Rule:
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
 Codec = Literal["han", "adaptive"]
+CodebookDtype = Literal["auto", "float32", "float16", "bfloat16"]
 RestDtype = Literal["float32", "float16", "bfloat16"]
+Names = Literal["keep", "none"]
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,17 @@ class EncodeConfig:
     """What the file is written with."""
 
     codec: Codec = option(
-        "han", "Coder of the shared weights: 'han' is appendix A of the paper; 'adaptive' is smaller."
+        "adaptive",
+        "Coder of the shared weights: 'adaptive' models where the non-zeros are; 'han' is appendix A of the paper.",
+    )
+    codebook_dtype: CodebookDtype = option(
+        "auto", "Precision of the codebook; 'auto' is float16, or float32 where a value is outside its normal range."
     )
     rest_dtype: RestDtype = option(
         "float32", "Precision in which floating-point tensors that are not shared are stored."
+    )
+    names: Names = option(
+        "keep", "Names and shapes in the file; 'none' leaves them out, for a receiver that has the network's code."
     )
 
     def __post_init__(self) -> None:

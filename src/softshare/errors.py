@@ -21,7 +21,14 @@ class ModelError(SoftShareError):
 
 
 class FormatError(SoftShareError):
-    """A file is not a valid `.sws` file."""
+    """A file is not what it should be; of an `.sws` file, `section` and `offset` (in bytes) say where."""
+
+    def __init__(
+        self, problem: str, section: str | None = None, offset: int | None = None, path: str | None = None
+    ) -> None:
+        place = section if offset is None else f"{section}, byte {offset}"
+        super().__init__(": ".join(part for part in (path, place, problem) if part is not None))
+        self.problem, self.section, self.offset, self.path = problem, section, offset, path
 
 
 class NotAvailableError(SoftShareError):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from softshare.codec import decode, encode
-from softshare.config import CompressConfig, EncodeConfig
+from softshare.config import CompressConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.files import read_bytes, write_atomic
 from softshare.prior import Mixture
@@ -92,9 +92,9 @@ def measure(
     if config.encode != compressed.config:
         raise ConfigError(f"measure: expected the config of the file, {compressed.config}, got {config.encode}")
     data = compressed.to_bytes()
-    decoded = decode(data)
+    decoded = decode(data, like=task.model)
     model = load_copy(task.model if model is None else model, decoded.state_dict())
-    han_bytes = len(encode(decoded, EncodeConfig(codec="han", rest_dtype=config.encode.rest_dtype)))
+    han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
     n_weights = sum(p.numel() for p in model.parameters())
     return Result(
         schema=SCHEMA,
@@ -112,7 +112,7 @@ def measure(
         han_bytes=han_bytes,
         han_ratio=4 * n_weights / han_bytes,
         entropy_bytes=entropy_bits(decoded) / 8,
-        complexity_bytes=complexity_bits(decoded, compressed.mixture) / 8,
+        complexity_bytes=complexity_bits(compressed.quantized, compressed.mixture) / 8,  # of values not yet rounded
         error_bits=_mean_train_loss(task, model, config.retrain.seed) * task.n_examples / math.log(2),
         seconds=sum(record.seconds for record in compressed.history),
         device=_device_name(model),
@@ -142,7 +142,7 @@ def entropy_bits(quantized: QuantizedWeights) -> float:
     """Order-0 empirical entropy of each shared tensor's indices, summed: sum_t sum_k n_tk log2(n_t / n_tk)."""
     bits = 0.0
     for tensor in quantized.shared:
-        counts = tensor.indices.bincount().double()
+        counts = tensor.counts().double()
         counts = counts[counts > 0]
         bits += float((counts * torch.log2(counts.sum() / counts)).sum())
     return bits
@@ -153,7 +153,7 @@ def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
     mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
     bits = 0.0
     for tensor in quantized.shared:
-        counts = tensor.indices.bincount(minlength=len(tensor.codebook)).double()
+        counts = tensor.counts().double()
         same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
         bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
     return bits

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from softshare.errors import ConfigError
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write to a temporary file beside `path`, flush it to the disk, rename it."""
+def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> int:
+    """Write to a temporary file beside `path`, flush it to the disk, rename it; returns the size in bytes."""
     temporary = Path(path).parent / f".{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            size = sum(file.write(part) for part in ([data] if isinstance(data, bytes) else data))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -24,6 +25,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):  # it is gone where all went well
             temporary.unlink()
+    return size
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

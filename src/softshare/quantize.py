@@ -10,6 +10,13 @@ from torch import Tensor
 from softshare.prior import Mixture
 from softshare.weights import WeightView
 
+_CHUNK = 1 << 20  # weights at a time, where narrow indices must be widened
+
+
+def index_dtype(n_values: int) -> torch.dtype:
+    """The narrowest dtype for indices into `n_values`: those of a large network would fill the memory as int64."""
+    return torch.uint8 if n_values <= 1 << 8 else torch.int16 if n_values <= 1 << 15 else torch.int32
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
@@ -18,16 +25,25 @@ class QuantizedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype  # what it decodes to
-    indices: Tensor  # (numel,), int64 on the CPU, each in [0, len(codebook))
-    codebook: Tensor  # (K,), float32 on the CPU, distinct, ordered by magnitude from 0.0
-    is_conv: bool = False  # appendix A gives convolutions wider relative indices
+    indices: Tensor  # (numel,) on the CPU, each in [0, len(codebook)), of the dtype `index_dtype(len(codebook))`
+    codebook: Tensor  # (K,), float32 on the CPU, finite, ordered by magnitude from 0.0
 
     @property
     def n_nonzero(self) -> int:
         return int(torch.count_nonzero(self.indices))
 
+    def counts(self) -> Tensor:
+        """How many weights have each value of the codebook, `(K,)`."""
+        counts = torch.zeros(len(self.codebook), dtype=torch.int64)
+        for part in self.indices.split(_CHUNK):
+            counts += part.long().bincount(minlength=len(counts))
+        return counts
+
     def dense(self) -> Tensor:
-        return self.codebook[self.indices].reshape(self.shape).to(self.dtype)
+        values, out = self.codebook.to(self.dtype), torch.empty(self.indices.numel(), dtype=self.dtype)
+        for part, target in zip(self.indices.split(_CHUNK), out.split(_CHUNK), strict=True):
+            torch.index_select(values, 0, part.int(), out=target)
+        return out.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +53,13 @@ class QuantizedWeights:
     shared: tuple[QuantizedTensor, ...]
     rest: dict[str, Tensor]
     tied: dict[str, str]  # second name of a tied tensor -> the name under which it is stored
+    order: tuple[str, ...] = ()  # names of shared and rest as the network has them; by default, shared before rest
+
+    @property
+    def tensors(self) -> dict[str, QuantizedTensor | Tensor]:
+        """Every stored tensor by its name, in order."""
+        named = {t.name: t for t in self.shared} | self.rest
+        return {name: named[name] for name in self.order} if self.order else named
 
     @property
     def n_shared(self) -> int:
@@ -52,7 +75,7 @@ class QuantizedWeights:
         return sum(len(codebook) for codebook in {tuple(t.codebook.tolist()) for t in self.shared})
 
     def state_dict(self) -> dict[str, Tensor]:
-        out = {t.name: t.dense() for t in self.shared} | {name: t.clone() for name, t in self.rest.items()}
+        out = {name: t.clone() if isinstance(t, Tensor) else t.dense() for name, t in self.tensors.items()}
         return out | {alias: out[name] for alias, name in self.tied.items()}
 
     def __repr__(self) -> str:
@@ -68,17 +91,18 @@ def quantize(view: WeightView, mixture: Mixture) -> QuantizedWeights:
     The codebook holds the means that are in use; a mean of exactly 0 is the zero component's.
     """
     mean = mixture.detach().mean.float()
-    assigned = [mixture.assign(s.tensor) for s in view.shared]
+    assigned = [mixture.assign(s.tensor).to(index_dtype(len(mean))) for s in view.shared]
     used = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     for components in assigned:
-        used[components] = True
+        used[components.unique().long()] = True
     values = torch.unique(mean[used & (mean != 0)])
     codebook = torch.cat([mean.new_zeros(1), values[values.abs().argsort(stable=True)]])
     index_of = (mean[:, None] == codebook).int().argmax(1)  # component -> index; unused ones are never looked up
+    index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
     shared = tuple(
-        QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, index_of[a].cpu(), codebook, s.is_conv)
+        QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, index_of[a.long()].cpu(), codebook)
         for s, a in zip(view.shared, assigned, strict=True)
     )
     rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
-    return QuantizedWeights(shared, rest, dict(view.tied))
+    return QuantizedWeights(shared, rest, dict(view.tied), view.order)

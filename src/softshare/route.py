@@ -40,7 +40,8 @@ class Compressed:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the file decodes to, by way of the file."""
-        return decode(self.to_bytes()).state_dict()
+        named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
+        return decode(encode(self.quantized, named)).state_dict()
 
 
 def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[Hook] = ()) -> Compressed:

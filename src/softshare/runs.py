@@ -82,6 +82,8 @@ def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:
     """A state dict as safetensors; tied tensors are written under each of their names."""
+    if "__metadata__" in state:
+        raise ConfigError(f"cannot write {path}: safetensors keeps the name '__metadata__' for itself")
     dense = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
     write_atomic(path, safetensors.torch.save(dense))
 

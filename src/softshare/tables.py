@@ -14,29 +14,38 @@ def _table(title: str, *columns: str) -> Table:
     # As Text, here and for names below: rich would take "[x]" in a string for markup and not show it.
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        whole = column in ("components", "bits", "bytes", "share")  # folded, a figure would be read as another
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
     return table
 
 
 def file_table(info: FileInfo, title: str) -> Table:
-    """One row per tensor; the overhead is the header, the codebooks and the checksum."""
-    columns = ("tensor", "shape", "non-zero", "components", "bits/weight", "bytes")
+    """One row per tensor: bits are per weight; the overhead is the header, the codebooks and the checksum."""
+    columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
     table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
-    for t in info.tensors:
+
+    def n_bytes(n: int) -> tuple[str, str]:
+        return f"{n:,}", f"{100 * n / info.file_bytes:.1f}%"
+
+    for k, t in enumerate(info.tensors):
+        name = Text(t.name if t.name is not None else f"#{k}")
+        shape = "?" if t.shape is None else "x".join(str(n) for n in t.shape) or "scalar"
         components = str(t.n_components) if t.kind == "shared" else "kept"
-        shape = "x".join(str(n) for n in t.shape) or "scalar"
-        bits = f"{t.bits_per_weight:.3f}"
-        table.add_row(Text(t.name), shape, _share(t.n_nonzero, t.n), components, bits, f"{t.n_bytes:,}")
-    table.add_row("overhead", "", "", "", "", f"{info.overhead_bytes:,}", end_section=True)
-    n = sum(t.n for t in info.tensors)
+        bits = "-" if t.bits_per_weight is None else f"{t.bits_per_weight:.3f}"
+        table.add_row(name, shape, _share(t.n_nonzero, t.n), components, bits, *n_bytes(t.n_bytes))
+    table.add_row("overhead", "", "", "", "", *n_bytes(info.overhead_bytes), end_section=True)
+    n = sum(t.n or 0 for t in info.tensors)
     bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
-    nonzero = _share(sum(t.n_nonzero for t in info.tensors), n)
-    table.add_row("file", f"{n:,}", nonzero, "", bits, f"{info.file_bytes:,}")
+    shared = [t for t in info.tensors if t.kind == "shared"]
+    nonzero = _share(sum(t.n_nonzero or 0 for t in shared), sum(t.n or 0 for t in shared))
+    table.add_row("file", f"{n:,}" if n else "?", nonzero, "", bits, f"{info.file_bytes:,}", "")
     return table
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} ({100 * part / whole:.1f}%)" if whole else "-"
+def _share(part: int | None, whole: int | None) -> str:
+    if part is None:
+        return "-"
+    return f"{part:,} ({100 * part / whole:.1f}%)" if whole else f"{part:,}"
 
 
 def account_table(result: Result) -> Table:

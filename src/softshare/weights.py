@@ -35,7 +35,6 @@ class SharedTensor:
 
     name: str
     tensor: Tensor
-    is_conv: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +44,7 @@ class WeightView:
     shared: tuple[SharedTensor, ...]
     rest: dict[str, Tensor]
     tied: dict[str, str]  # further name -> first name
+    order: tuple[str, ...] = ()  # the first names, shared and rest, as the network has them
 
     @classmethod
     def of(cls, model: nn.Module, rules: Sequence[Rule] = ()) -> WeightView:
@@ -60,24 +60,21 @@ class WeightView:
         lazy = [name for name, value in state.items() if is_lazy(value)]
         if lazy:
             raise ModelError(f"run one batch through the model first; not initialized yet: {', '.join(lazy)}")
-        names: dict[int, list[str]] = {}
-        for name, value in state.items():
-            names.setdefault(id(value), []).append(name)
+        names = _names_of_each(state)
         for rule in rules:
             if not any(fnmatchcase(name, rule.pattern) for name in state):
                 raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join(state)}")
 
         owners = dict(model.named_modules(remove_duplicate=False))
         shared, rest = [], {}
-        for aliases in names.values():
+        for aliases in names:
             tensor = state[aliases[0]]
             modules = [owners.get(name.rpartition(".")[0]) for name in aliases]
             if _is_shared(tensor, aliases, modules, rules):
-                shared.append(SharedTensor(aliases[0], tensor, any(isinstance(m, _ConvNd) for m in modules)))
+                shared.append(SharedTensor(aliases[0], tensor))
             else:
                 rest[aliases[0]] = tensor
-        tied = {alias: aliases[0] for aliases in names.values() for alias in aliases[1:]}
-        return cls(tuple(shared), rest, tied)
+        return cls(tuple(shared), rest, _tied(names), tuple(aliases[0] for aliases in names))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -143,6 +140,25 @@ class WeightView:
         return f"WeightView({self.n_weights:,} weights shared in {len(self.shared)} tensors, {n_rest:,} values kept)"
 
 
+def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of each tensor object, the first one first, in the order of the state dict."""
+    names: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names.setdefault(id(value), []).append(name)
+    return list(names.values())
+
+
+def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
+    return {alias: aliases[0] for aliases in names for alias in aliases[1:]}
+
+
+def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a network once, in order, under its first name; and the further names of tied ones."""
+    state = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    names = _names_of_each(state)
+    return {aliases[0]: state[aliases[0]] for aliases in names}, _tied(names)
+
+
 def _is_shared(
     tensor: Tensor, aliases: Sequence[str], modules: Sequence[nn.Module | None], rules: Sequence[Rule]
 ) -> bool:
@@ -156,15 +172,21 @@ def _is_shared(
 
 def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copy a state dict into the model in place; where tensors do not fit, raise with all of those and copy none."""
+    target = check_fits(model, state, source)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            target[name].copy_(tensor)
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The model's tensors that `state` would be copied to; raises with all that do not fit. `state` may be on meta."""
     target = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     problems = [f"missing from the file: {name}" for name in target if name not in state]
     problems += [f"not in the model: {name}" for name in state if name not in target]
     problems += [text for name in state if name in target for text in _misfit(name, state[name], target[name])]
     if problems:
         raise ModelError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
-    with torch.no_grad():
-        for name, tensor in state.items():
-            target[name].copy_(tensor)
+    return target
 
 
 def _misfit(name: str, ours: Tensor, theirs: Tensor) -> list[str]:

@@ -1,257 +1,335 @@
-"""The `.sws` file, version 0: magic, version, header, sections, checksum. Integers are little-endian.
+"""The `.sws` file, version 1, as docs/format.md specifies it: header, one section per tensor, checksum.
 
-    4 bytes   b"\\x89SWS"
-    1 byte    version, 0
-    4 bytes   length of the header
-    header    zlib-compressed JSON object: codec, codebooks (number of values of each), shared (rows of
-              `SharedEntry`), rest (rows of `RestEntry`), tied (second name -> stored name)
-    sections  the codebooks as float32, then the shared tensors, then the rest, in the header's order, without a hole
-    4 bytes   CRC-32 of all before it
-
-A floating-point tensor of the rest is stored in `EncodeConfig.rest_dtype` where that is narrower than its own dtype,
-and decodes to its own dtype: a float64 tensor under "float32" comes back as float64, rounded to float32's precision.
+Tensors are coded and decoded one by one, those of a large network in threads, so that what is needed beside the network
+itself is a few tensors at most. The bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import io
 import itertools
-import math
 import os
 import struct
-import sys
+import tempfile
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
-from typing import Literal, TypeVar
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from softshare.codec import rest, shared
 from softshare.codec.header import (
     DTYPES,
+    VERSION,
+    Codebook,
+    Entry,
     Header,
-    RestEntry,
-    SharedEntry,
-    check_header,
+    Rest,
+    Shared,
+    check_writable,
     dtype_name,
-    expect,
     pack_header,
-    parse_header,
+    read_header,
+    read_prefix,
 )
+from softshare.codec.info import FileInfo, TensorInfo
+from softshare.codec.wire import Reader
 from softshare.config import EncodeConfig
-from softshare.errors import FormatError, ModelError
-from softshare.files import read_bytes, write_atomic
+from softshare.errors import ConfigError, FormatError, ModelError
+from softshare.files import write_atomic
 from softshare.quantize import QuantizedTensor, QuantizedWeights
-from softshare.weights import load_state_
+from softshare.weights import check_fits, layout
 
-MAGIC = b"\x89SWS"
-VERSION = 0
+MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (format.md 7)
+THREADS_FROM = 1 << 20  # weights; below it threads do not pay
 
-_PREFIX = struct.Struct("<4sBI")
 _CRC = struct.Struct("<I")
+_SPOOL = 1 << 26  # bytes of sections kept in memory until the header can be written
+_READ = 1 << 20
+_N_NONZERO = 9  # a section's first bytes: no varint is longer
 _DEFAULTS = EncodeConfig()
+In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """One stored tensor. `n_components` counts the codebook values it uses, zero included; 0 for the rest."""
-
-    name: str
-    kind: Literal["shared", "rest"]
-    shape: tuple[int, ...]
-    n: int
-    n_nonzero: int
-    n_components: int
-    n_bytes: int
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.n_bytes / self.n if self.n else 0.0
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    version: int
-    codec: str
-    file_bytes: int
-    tensors: tuple[TensorInfo, ...]
-
-    @property
-    def overhead_bytes(self) -> int:
-        """All that is not a tensor's own section: magic, header, codebooks, checksum."""
-        return self.file_bytes - sum(t.n_bytes for t in self.tensors)
-
-
-def _coder(codec: str) -> ModuleType:
-    """The module with a codec's `encode_tensor` and `decode_tensor`; loaded on use, for one of them needs numba."""
-    return import_module(f"softshare.codec.{codec}")
+def _in_order(function: Callable[[In], Out], items: Iterable[In], n_weights: int, threads: int | None) -> Iterator[Out]:
+    """`map` by threads where it pays, with no more results waiting than there are threads."""
+    threads = threads or os.cpu_count() or 1
+    if threads == 1 or n_weights < THREADS_FROM:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Out]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) == threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 # Encode
 
 
-def encode(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> bytes:
-    coder = _coder(config.codec)
-    codebooks: dict[bytes, int] = {}  # bytes -> number: equal codebooks are stored once
-    shared, rest, sections = [], [], []
-    for t in quantized.shared:
-        _check_shared(t)
-        number = codebooks.setdefault(t.codebook.numpy().astype("<f4").tobytes(), len(codebooks))
-        sections.append(coder.encode_tensor(t))
-        shared.append(SharedEntry(t.name, t.shape, dtype_name(t.dtype), number, t.is_conv, len(sections[-1])))
-    for name, tensor in quantized.rest.items():
-        stored = _stored(name, tensor, config)
-        sections.append(_to_bytes(stored))
-        dtypes = dtype_name(tensor.dtype), dtype_name(stored.dtype)
-        rest.append(RestEntry(name, tuple(tensor.shape), *dtypes, len(sections[-1])))
-    header = Header(config.codec, tuple(len(c) // 4 for c in codebooks), tuple(shared), tuple(rest), quantized.tied)
-    check_header(header, ModelError)
-    packed = pack_header(header)
-    body = b"".join([_PREFIX.pack(MAGIC, VERSION, len(packed)), packed, *codebooks, *sections])
-    return body + _CRC.pack(zlib.crc32(body))
+def encode(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS, threads: int | None = None) -> bytes:
+    """The bytes of the file; by default in as many threads as there are processors, for a large network."""
+    return b"".join(_parts(quantized, config, threads))
 
 
-def save(quantized: QuantizedWeights, path: str | os.PathLike[str], config: EncodeConfig = _DEFAULTS) -> int:
+def save(
+    quantized: QuantizedWeights,
+    path: str | os.PathLike[str],
+    config: EncodeConfig = _DEFAULTS,
+    threads: int | None = None,
+) -> int:
     """Write the file whole or not at all, and return its size in bytes."""
-    data = encode(quantized, config)
-    write_atomic(path, data)
-    return len(data)
+    return write_atomic(path, _parts(quantized, config, threads))
 
 
-def _check_shared(t: QuantizedTensor) -> None:
-    """A QuantizedTensor's own promises: a file that breaks them could not be read back."""
-    n, where = math.prod(t.shape), f"shared tensor {t.name!r}"
-    codebook = t.codebook.dtype == torch.float32 and t.codebook.dim() == 1 and len(t.codebook) > 0
-    zero_first = codebook and float(t.codebook[0]) == 0
-    expect(zero_first, where, "a float32 codebook that begins with 0.0", t.codebook, ModelError)
-    fits = t.indices.dtype == torch.int64 and t.indices.shape == (n,)
-    expect(fits, where, f"int64 indices of shape ({n},)", (t.indices.dtype, tuple(t.indices.shape)), ModelError)
-    low, high = (int(v) for v in t.indices.aminmax()) if n else (0, 0)
-    expect(0 <= low <= high < len(t.codebook), where, f"indices below {len(t.codebook)}", (low, high), ModelError)
+def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | None) -> Iterator[bytes]:
+    """The file from front to back. The header has every section's length, so the sections wait for it."""
+    tensors = _tensors(quantized)
+    codebooks: dict[tuple[bytes, str], tuple[int, Codebook]] = {}  # equal ones are stored once
+    entries = tuple(_entry(name, t, config, codebooks) for name, t in tensors.items())
+    books = tuple(book for _, book in codebooks.values())
+    header = Header(config.codec, config.names == "keep", books, entries, quantized.tied)
+    check_writable(header)  # better known before the work
+
+    def section(item: tuple[Entry, QuantizedTensor | Tensor]) -> tuple[Entry, bytes]:
+        entry, tensor = item
+        if isinstance(tensor, QuantizedTensor):
+            data = shared.encode(tensor, config.codec)
+            return dataclasses.replace(entry, n_bytes=len(data)), data
+        kind, data = rest.encode(entry.name, tensor, config)
+        return dataclasses.replace(entry, n_bytes=len(data), kind=kind), data
+
+    with tempfile.SpooledTemporaryFile(_SPOOL) as spool:
+        coded = []
+        items = zip(entries, tensors.values(), strict=True)
+        for entry, data in _in_order(section, items, quantized.n_shared, threads):
+            coded.append(entry)
+            spool.write(data)
+        packed = pack_header(dataclasses.replace(header, entries=tuple(coded)))
+        spool.seek(0)
+        crc = 0
+        for part in itertools.chain([packed], iter(lambda: spool.read(_READ), b"")):
+            crc = zlib.crc32(part, crc)
+            yield part
+        yield _CRC.pack(crc)
 
 
-def _stored(name: str, tensor: Tensor, config: EncodeConfig) -> Tensor:
-    """The tensor in the dtype of its section."""
-    if dtype_name(tensor.dtype) not in DTYPES:
-        raise ModelError(f"tensor {name!r}: cannot store {tensor.dtype}; expected one of {', '.join(DTYPES)}")
-    tensor = tensor.detach().cpu()
-    rest_dtype = DTYPES[config.rest_dtype]
-    if not tensor.is_floating_point() or rest_dtype.itemsize >= tensor.dtype.itemsize:
-        return tensor
-    stored = tensor.to(rest_dtype)
-    if not torch.equal(stored.isfinite(), tensor.isfinite()):
-        raise ModelError(f"tensor {name!r} holds values beyond the range of {config.rest_dtype}, its rest_dtype")
-    return stored
+def _tensors(quantized: QuantizedWeights) -> dict[str, QuantizedTensor | Tensor]:
+    names = sorted([*(t.name for t in quantized.shared), *quantized.rest])
+    if sorted(quantized.order or names) != names or len(set(names)) < len(names):
+        raise ModelError(f"expected every name once, and an order of just these names; got {names[:20]}")
+    astray = sorted(set(quantized.tied.values()) - set(names))
+    if astray:
+        raise ModelError(f"tied: expected names of stored tensors, got {astray}")
+    return quantized.tensors
 
 
-def _to_bytes(tensor: Tensor) -> bytes:
-    octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    if sys.byteorder == "big":
-        octets = octets.reshape(-1, tensor.dtype.itemsize)[:, ::-1]
-    return octets.tobytes()
+def _entry(
+    name: str,
+    tensor: QuantizedTensor | Tensor,
+    config: EncodeConfig,
+    codebooks: dict[tuple[bytes, str], tuple[int, Codebook]],
+) -> Entry:
+    """All that can be said of a tensor before it is coded; its codebook joins the others."""
+    kind: Shared | Rest
+    if isinstance(tensor, Tensor):
+        kind = rest.kind(name, tensor, config)
+    else:
+        book = shared.rounded_codebook(tensor, config)
+        number, _ = codebooks.setdefault((book.values.tobytes(), book.dtype), (len(codebooks), book))
+        kind = Shared(dtype_name(name, tensor.dtype), number)
+    return Entry(name, tuple(tensor.shape), kind, 0)
 
 
 # Decode
 
 
-def decode(data: bytes) -> QuantizedWeights:
-    return _decode(*_open(data))
+def decode(
+    data: bytes, *, like: nn.Module | None = None, max_bytes: int = MAX_BYTES, threads: int | None = None
+) -> QuantizedWeights:
+    """What the bytes of a file hold. A file without names needs the network, `like`, that it was written for."""
+    file = io.BytesIO(data)
+    header = _open(file, like)
+    _limit(header.entries, max_bytes)
+    tensors = dict(_decode(file, header, header.entries, threads))
+    quantized = tuple(t for t in tensors.values() if isinstance(t, QuantizedTensor))
+    kept = {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
+    return QuantizedWeights(quantized, kept, header.tied, tuple(tensors))
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict a file decodes to; a tied name gives the same tensor object as the name it repeats."""
-    return _from_file(path, decode).state_dict()
+def load(
+    path: str | os.PathLike[str],
+    names: Collection[str] | None = None,
+    *,
+    like: nn.Module | None = None,
+    max_bytes: int = MAX_BYTES,
+    threads: int | None = None,
+) -> dict[str, Tensor]:
+    """The state dict a file decodes to; with `names`, only these tensors of it, and no other is decoded.
+
+    A tied name gives the same tensor object as the name it repeats. A file without names needs the network, `like`,
+    that it was written for. More than `max_bytes` of tensors are refused before anything is allocated.
+    """
+    with _opened(path) as file:
+        header = _open(file, like)
+        wanted = _wanted(header, names)
+        stored = set(wanted.values())
+        entries = [e for e in header.entries if e.name in stored]
+        _limit(entries, max_bytes)
+        state = {name: _dense(t) for name, t in _decode(file, header, entries, threads)}
+    return {name: state[stored] for name, stored in wanted.items()}
 
 
-def load_into_(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Copy a file's tensors into the model in place; if any does not fit, raise with all that do not and copy none."""
-    load_state_(model, load(path), os.fspath(path))
+def load_into_(model: nn.Module, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
+    """Copy a file's tensors into the model in place, one by one; none is larger than the model's own.
+
+    If any does not fit, raise with all that do not and copy none.
+    """
+    with _opened(path) as file:
+        header = _open(file, model)
+        names = _wanted(header, None)
+        stored = {e.name: torch.empty(e.shape, dtype=DTYPES[e.kind.dtype], device="meta") for e in header.entries}
+        target = check_fits(model, {name: stored[s] for name, s in names.items()}, os.fspath(path))
+        aliases: dict[str, list[str]] = {}
+        for name, s in names.items():
+            aliases.setdefault(s, []).append(name)
+        for name, tensor in _decode(file, header, header.entries, threads):
+            dense = _dense(tensor)
+            with torch.no_grad():
+                for alias in aliases[name]:
+                    target[alias].copy_(dense)
 
 
 def inspect(source: str | os.PathLike[str] | bytes) -> FileInfo:
-    """What a file, or its bytes, holds; decodes it whole."""
-    return _inspect(source) if isinstance(source, bytes) else _from_file(source, _inspect)
+    """What a file, or its bytes, holds, from its headers alone: no tensor is decoded, the checksum not checked."""
+    if isinstance(source, bytes):
+        return _inspect(io.BytesIO(source))
+    with _opened(source) as file:
+        return _inspect(file)
 
 
-def _inspect(data: bytes) -> FileInfo:
-    header, sections = _open(data)
-    weights = _decode(header, sections)
-    used = [int(t.indices.bincount().count_nonzero()) for t in weights.shared]
-    n_nonzero = [t.n_nonzero for t in weights.shared] + [int(t.count_nonzero()) for t in weights.rest.values()]
-    tensors = tuple(
-        TensorInfo(e.name, "shared" if k < len(used) else "rest", e.shape, math.prod(e.shape), n, u, e.n_bytes)
-        for k, (e, n, u) in enumerate(zip(header.entries, n_nonzero, used + [0] * len(header.rest), strict=True))
-    )
-    return FileInfo(VERSION, header.codec, len(data), tensors)
+def _inspect(file: BinaryIO) -> FileInfo:
+    reader = _reader(file)
+    read_prefix(reader)
+    header = read_header(reader)
+    tensors = tuple(_tensor_info(file, header, entry) for entry in header.entries)
+    return FileInfo(VERSION, header.codec, reader.end + _CRC.size, tensors)
 
 
-def _from_file(path: str | os.PathLike[str], read: Callable[[bytes], Out]) -> Out:
-    """Apply `read` to a file's bytes; errors carry the path."""
+def _tensor_info(file: BinaryIO, header: Header, entry: Entry) -> TensorInfo:
+    name, shape, n = (entry.name, entry.shape, entry.n) if header.has_names else (None, None, None)
+    if isinstance(entry.kind, Rest):
+        return TensorInfo(name, "rest", shape, n, None, 0, entry.n_bytes)
+    with _in_section(entry):
+        n_nonzero, _ = shared.read_n_nonzero(_section(file, entry, _N_NONZERO))
+    n_components = len(header.codebooks[entry.kind.codebook].values)
+    return TensorInfo(name, "shared", shape, n, n_nonzero, n_components, entry.n_bytes)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to read; errors carry its path."""
     try:
-        return read(read_bytes(path))
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
     except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error
+        raise FormatError(error.problem, error.section, error.offset, os.fspath(path)) from error
 
 
-def _open(data: bytes) -> tuple[Header, list[bytes]]:
-    """Header and sections, all lengths checked against the file's."""
-    if data[:4] != MAGIC:
-        raise FormatError(f"not an .sws file: expected it to begin with {MAGIC!r}, got {data[:4]!r}")
-    if len(data) < _PREFIX.size:
-        raise FormatError(f"truncated: expected at least {_PREFIX.size + _CRC.size} bytes, got {len(data)}")
-    _, version, header_bytes = _PREFIX.unpack_from(data)
-    if version != VERSION:
-        raise FormatError(f"unsupported version: expected {VERSION}, got {version}; a newer softshare may read it")
-    first = _PREFIX.size + header_bytes
-    if len(data) < first + _CRC.size:
-        raise FormatError(f"truncated: expected at least {first + _CRC.size} bytes, got {len(data)}")
-    packed = data[_PREFIX.size : first]
-    if zlib.crc32(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - _CRC.size)[0]:
-        raise FormatError(_damage(packed, len(data) - first - _CRC.size))
-    header = parse_header(packed)
-    ends = list(itertools.accumulate(header.section_bytes, initial=first))
-    if ends[-1] != len(data) - _CRC.size:
-        raise FormatError(f"expected the sections to end at byte {len(data) - _CRC.size}, got {ends[-1]}")
-    return header, [data[a:b] for a, b in itertools.pairwise(ends)]
+@contextlib.contextmanager
+def _in_section(entry: Entry) -> Iterator[None]:
+    """Errors say which tensor's section, and where it begins."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(error.problem, f"tensor {entry.name!r}", entry.offset) from error
 
 
-def _damage(packed: bytes, n_section_bytes: int) -> str:
-    """Why the checksum does not match, as far as a header that may be damaged itself can tell."""
-    with contextlib.suppress(FormatError):
-        expected = sum(parse_header(packed).section_bytes)
-        if n_section_bytes < expected:
-            return f"truncated: {expected - n_section_bytes} bytes are missing"
-    return "the file is altered or damaged: its checksum does not match"
+def _reader(file: BinaryIO) -> Reader:
+    """Over all but the checksum."""
+    end = file.seek(0, os.SEEK_END) - _CRC.size
+    file.seek(0)
+    return Reader(file, end)
 
 
-def _decode(header: Header, sections: list[bytes]) -> QuantizedWeights:
-    coder = _coder(header.codec)
-    codebooks = [_codebook(k, sections[k]) for k in range(len(header.codebooks))]
-    contents = iter(sections[len(codebooks) :])
-    shared = tuple(
-        coder.decode_tensor(next(contents), e.name, e.shape, DTYPES[e.dtype], codebooks[e.codebook], e.is_conv)
-        for e in header.shared
-    )
-    rest = {e.name: _from_bytes(next(contents), e) for e in header.rest}
-    return QuantizedWeights(shared, rest, header.tied)
+def _open(file: BinaryIO, like: nn.Module | None) -> Header:
+    """The header, after the checksum. A network gives names and shapes to a file that has none."""
+    reader = _reader(file)
+    read_prefix(reader)
+    _check_crc(file, reader)
+    tensors, tied = layout(like) if like is not None else ({}, {})
+    header = read_header(reader, None if like is None else [(name, tuple(t.shape)) for name, t in tensors.items()])
+    if header.has_names:
+        return header
+    if like is None:
+        raise ConfigError(
+            "the file was written with names='none': it needs the network it was written for, as in "
+            "load_into_(model, path) or load(path, like=model)"
+        )
+    return dataclasses.replace(header, tied=tied)
 
 
-def _codebook(number: int, data: bytes) -> Tensor:
-    values = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
-    if values[0] != 0:
-        raise FormatError(f"expected codebook {number} to begin with 0.0, got {values[0]}")
-    return values
+def _check_crc(file: BinaryIO, reader: Reader) -> None:
+    crc, left = 0, reader.end
+    file.seek(0)
+    while left > 0:
+        part = file.read(min(_READ, left))
+        left -= len(part) or left
+        crc = zlib.crc32(part, crc)
+    stored = file.read(_CRC.size)
+    if stored != _CRC.pack(crc):
+        problem = f"expected {_CRC.pack(crc).hex()}, got {stored.hex()}: the file is damaged or cut short"
+        raise FormatError(problem, "checksum", reader.end)
+    file.seek(reader.offset)
 
 
-def _from_bytes(data: bytes, entry: RestEntry) -> Tensor:
-    dtype = DTYPES[entry.stored]
-    octets = np.frombuffer(data, np.uint8).reshape(-1, dtype.itemsize)
-    if dtype == torch.bool and np.any(octets > 1):
-        raise FormatError(f"tensor {entry.name!r}: expected bools of 0 or 1, got {octets.max()}")
-    octets = octets[:, ::-1] if sys.byteorder == "big" else octets
-    return torch.from_numpy(octets.copy()).reshape(-1).view(dtype).reshape(entry.shape).to(DTYPES[entry.dtype])
+def _wanted(header: Header, names: Collection[str] | None) -> dict[str, str]:
+    """The name of each tensor asked for, and the name under which it is stored."""
+    known = {e.name: e.name for e in header.entries} | header.tied
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ConfigError(f"the file holds no tensor {', '.join(unknown)}; it holds {', '.join(known)}")
+    return known if names is None else {name: known[name] for name in names}
+
+
+def _limit(entries: Collection[Entry], max_bytes: int) -> None:
+    total = sum(e.decoded_bytes for e in entries)
+    if total > max_bytes:
+        problem = f"expected at most {max_bytes:,} bytes of decoded tensors, got {total:,}; raise max_bytes to allow it"
+        raise FormatError(problem, "header", 0)
+
+
+def _decode(
+    file: BinaryIO, header: Header, entries: Collection[Entry], threads: int | None
+) -> Iterator[tuple[str, QuantizedTensor | Tensor]]:
+    def tensor(item: tuple[Entry, bytes]) -> QuantizedTensor | Tensor:
+        entry, data = item
+        with _in_section(entry):
+            if isinstance(entry.kind, Rest):
+                return rest.decode(data, entry, entry.kind)
+            return shared.decode(data, entry, header.codebooks[entry.kind.codebook], header.codec)
+
+    sections = ((entry, _section(file, entry, entry.n_bytes)) for entry in entries)
+    n_weights = sum(e.n for e in entries if isinstance(e.kind, Shared))
+    decoded = _in_order(tensor, sections, n_weights, threads)
+    return zip((e.name for e in entries), decoded, strict=True)
+
+
+def _section(file: BinaryIO, entry: Entry, most: int) -> bytes:
+    file.seek(entry.offset)
+    return file.read(min(entry.n_bytes, most))
+
+
+def _dense(tensor: QuantizedTensor | Tensor) -> Tensor:
+    return tensor if isinstance(tensor, Tensor) else tensor.dense()

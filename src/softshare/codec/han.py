@@ -5,23 +5,20 @@ vectors follow each other bit by bit: IR, the row starts, at the smallest width 
 IC, the column of each entry relative to the entry before it in the row, Huffman-coded (A.2); A, the codebook index of
 each entry, Huffman-coded (A.3). A gap too long for the bits of a relative index is bridged by entries of index 0.
 
-On the wire: the width of a row start, 6 bits (0: no entry, and nothing follows); the end of each row, so IR without its
-leading 0; IC; A; zeros to the end of the byte.
+On the wire (docs/format.md 9): the width of a row start, 6 bits; the end of each row, so IR without its leading 0; IC;
+A; zeros to the end of the byte. A tensor of zeros never comes here.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from softshare.codec import huffman
 from softshare.codec.bits import BitReader, BitWriter, Ints
+from softshare.codec.symbols import Indices, index_dtype, matrix_shape
 from softshare.errors import FormatError
-from softshare.quantize import QuantizedTensor
 
 INDEX_BITS_FC = 5  # A.2
 INDEX_BITS_CONV = 8
@@ -37,51 +34,46 @@ class Csr:
     ic: Ints  # (n,) column of each entry; or, relative, the zeros between it and the entry before it in its row
 
 
-def encode_tensor(t: QuantizedTensor) -> bytes:
-    rows, cols = matrix_shape(t.shape)
-    bits = _index_bits(t.is_conv)
-    csr = to_relative(to_csr(t.indices.numpy(), rows, cols), bits)
+def encode_tensor(
+    indices: Indices,
+    shape: tuple[int, ...],
+    n_values: int,  # of the codebook
+    n_nonzero: int,
+) -> bytes:
+    rows, cols = matrix_shape(shape)
+    bits = _index_bits(shape)
+    csr = to_relative(to_csr(indices, rows, cols), bits)
     n = csr.a.size
     writer = BitWriter()
     writer.write(n.bit_length(), _WIDTH_BITS)
-    if n:
-        writer.write(csr.ir[1:], n.bit_length())
-        huffman.write(writer, csr.ic, 1 << bits)
-        huffman.write(writer, csr.a, len(t.codebook))
+    writer.write(csr.ir[1:], n.bit_length())
+    huffman.write(writer, csr.ic, 1 << bits)
+    huffman.write(writer, csr.a, n_values)
     return writer.finish()
 
 
-def decode_tensor(
-    data: bytes, name: str, shape: tuple[int, ...], dtype: torch.dtype, codebook: Tensor, is_conv: bool
-) -> QuantizedTensor:
+def decode_tensor(data: bytes, shape: tuple[int, ...], n_values: int, n_nonzero: int) -> Indices:
     """The inverse of `encode_tensor`. Allocates in proportion to `data` and `shape` only."""
     rows, cols = matrix_shape(shape)
-    try:
-        reader = BitReader(data)
-        csr = _read(reader, rows, cols, _index_bits(is_conv), len(codebook))
-        reader.finish()
-        indices = from_csr(csr, rows, cols)
-    except FormatError as error:
-        raise FormatError(f"tensor {name!r}: {error}") from None
-    return QuantizedTensor(name, shape, dtype, torch.from_numpy(indices), codebook, is_conv)
+    reader = BitReader(data)
+    csr = _read(reader, rows, cols, _index_bits(shape), n_values)
+    reader.finish()
+    return from_csr(csr, rows, cols, n_values)
 
 
-def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
-
-
-def _index_bits(is_conv: bool) -> int:
-    return INDEX_BITS_CONV if is_conv else INDEX_BITS_FC
+def _index_bits(shape: tuple[int, ...]) -> int:
+    """A tensor of more than two dimensions is a convolution's."""
+    return INDEX_BITS_CONV if len(shape) > 2 else INDEX_BITS_FC
 
 
 def to_csr(
-    indices: Ints,  # (rows * cols,)
+    indices: Indices,
     rows: int,
     cols: int,
 ) -> Csr:
     entries = np.flatnonzero(indices)
     row, col = np.divmod(entries, max(cols, 1))
-    return Csr(indices[entries], _starts(np.bincount(row, minlength=rows)), col)
+    return Csr(indices[entries].astype(np.int64), _starts(np.bincount(row, minlength=rows)), col)
 
 
 def to_relative(csr: Csr, bits: int) -> Csr:
@@ -97,16 +89,16 @@ def to_relative(csr: Csr, bits: int) -> Csr:
     return Csr(a, starts[csr.ir], ic)
 
 
-def from_csr(relative: Csr, rows: int, cols: int) -> Ints:
-    """The indices, `(rows * cols,)`, of a CSR with relative columns; raises where an entry lies outside its row."""
+def from_csr(relative: Csr, rows: int, cols: int, n_values: int) -> Indices:
+    """The indices of a CSR with relative columns; raises where an entry lies outside its row."""
     ends = _starts(relative.ic + 1)  # columns passed since the first row's beginning
-    row = np.repeat(np.arange(rows), np.diff(relative.ir)) if relative.a.size else np.zeros(0, np.int64)
+    row = np.repeat(np.arange(rows), np.diff(relative.ir))
     col = ends[1:] - ends[relative.ir[row]] - 1
     outside = np.flatnonzero(col >= cols)
     if outside.size:
         first = outside[0]
         raise FormatError(f"expected columns below {cols} in row {row[first]}, got {col[first]}")
-    indices = np.zeros(rows * cols, np.int64)
+    indices = np.zeros(rows * cols, index_dtype(n_values))
     indices[row * cols + col] = relative.a
     return indices
 
@@ -120,9 +112,6 @@ def _starts(counts: Ints) -> Ints:
 
 def _read(reader: BitReader, rows: int, cols: int, bits: int, n_codebook: int) -> Csr:
     width = reader.read_one(_WIDTH_BITS)
-    none = np.zeros(0, np.int64)
-    if width == 0:
-        return Csr(none, none, none)
     ir = _read_row_starts(reader, width, rows, cols)
     n = int(ir[-1])
     ic = huffman.read(reader, n, 1 << bits)
@@ -132,8 +121,8 @@ def _read(reader: BitReader, rows: int, cols: int, bits: int, n_codebook: int) -
 
 def _read_row_starts(reader: BitReader, width: int, rows: int, cols: int) -> Ints:
     most = rows * cols
-    if width > most.bit_length():
-        raise FormatError(f"expected row starts of at most {most.bit_length()} bits for {most} weights, got {width}")
+    if not 1 <= width <= most.bit_length():
+        raise FormatError(f"expected row starts of 1 to {most.bit_length()} bits for {most} weights, got {width}")
     ir = np.concatenate([[0], reader.read(width, rows)])
     if np.any(np.diff(ir) < 0):
         raise FormatError("expected row starts that do not fall, got one below the one before it")

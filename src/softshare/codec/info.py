@@ -1,0 +1,50 @@
+"""What a file holds, as its headers tell it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor. What only decoding could tell, and names and shapes of a file without them, are None."""
+
+    name: str | None
+    kind: Literal["shared", "rest"]
+    shape: tuple[int, ...] | None
+    n: int | None
+    n_nonzero: int | None  # of a shared tensor
+    n_components: int  # values of its codebook, zero included; 0 for the rest
+    n_bytes: int
+
+    @property
+    def density(self) -> float | None:
+        return self.n_nonzero / self.n if self.n and self.n_nonzero is not None else None
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        return 8 * self.n_bytes / self.n if self.n else None
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    version: int
+    codec: str
+    file_bytes: int
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def overhead_bytes(self) -> int:
+        """All that is not a tensor's own section: magic, header, codebooks, checksum."""
+        return self.file_bytes - sum(t.n_bytes for t in self.tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        tensors = [
+            dataclasses.asdict(t)
+            | {"density": t.density, "bits_per_weight": t.bits_per_weight, "share": t.n_bytes / self.file_bytes}
+            for t in self.tensors
+        ]
+        return dataclasses.asdict(self) | {"overhead_bytes": self.overhead_bytes, "tensors": tensors}

@@ -1,0 +1,148 @@
+"""The bytes of tensors that are not shared, losslessly: all first bytes of the numbers, all second bytes, and so on.
+
+Numbers are little-endian, so the last plane of floats holds sign and exponent; it comes first, and helps to predict the
+next. A plane is zeros, one constant, coded or raw, whichever is shortest: two bits each, in the first bytes. Then come,
+from the last plane to the first, the byte of each constant plane and the bytes of each raw one; then the code of all
+others. Each byte is eight decisions, from the highest bit, by the mixed predictions of three contexts: the plane so
+far, the byte before in the plane, the byte of the same number in the plane after.
+
+Specified in docs/format.md 8.7.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from softshare.codec.compiled import compiled
+from softshare.codec.logistic import STRETCH
+from softshare.codec.rangecoder import (
+    COUNT_BITS,
+    ESTIMATE_BITS,
+    INDEX_SHIFT,
+    RANGE_BYTES,
+    ROOM,
+    UNIT,
+    Bytes,
+    Coder,
+    Ints,
+    check_end,
+    code_mixed,
+    finish,
+    grown,
+    start_decoding,
+    start_encoding,
+)
+from softshare.errors import FormatError
+
+ZEROS, CONSTANT, CODED, RAW = 0, 1, 2, 3  # modes of a plane
+CONTEXTS, SLOTS = 3, 1 << 16
+INITIAL = (1 << (ESTIMATE_BITS - 1)) << COUNT_BITS  # probability 1/2, never used
+CONTEXT_WEIGHT = UNIT * 3 // 10  # of a context at the start; the plane so far starts at 1
+RATE = UNIT // 50  # at which the weights learn
+TRIAL = 1 << 12  # numbers coded to see which planes are better raw: more would double the time
+
+
+@compiled
+def _code_planes(
+    octets: Bytes,  # (n, itemsize) to encode; when decoding, coded planes are filled and the others are there already
+    modes: Ints,  # (itemsize,)
+    states: Ints,  # (CONTEXTS * SLOTS,)
+    weights: Ints,  # (8, 1 + CONTEXTS)
+    spent: Ints,  # (itemsize,) gets the bytes that each plane took
+    coder: Coder,
+    decoding: bool,
+    data: Bytes,
+) -> tuple[Bytes, Coder]:
+    n, itemsize = octets.shape
+    inputs, slots = np.zeros(1 + CONTEXTS, np.int64), np.zeros(CONTEXTS, np.int64)
+    for plane in range(itemsize - 1, -1, -1):
+        if modes[plane] != CODED:
+            continue
+        states[:] = INITIAL
+        weights[:, :] = CONTEXT_WEIGHT
+        weights[:, 0] = UNIT
+        start, before = coder[2], 0
+        for i in range(n):
+            if decoding and coder[2] > len(data) + RANGE_BYTES:
+                return data, coder
+            if not decoding and coder[2] + ROOM > len(data):
+                data = grown(data)
+            after = int(octets[i, plane + 1]) if plane + 1 < itemsize else 0
+            given, node = int(octets[i, plane]), 1
+            for level in range(8):
+                slots[0] = node
+                slots[1] = SLOTS + 256 * before + node
+                slots[2] = 2 * SLOTS + 256 * after + node
+                inputs[0] = int(STRETCH[states[node] >> (COUNT_BITS + INDEX_SHIFT)])
+                bit, coder = code_mixed(
+                    (given >> (7 - level)) & 1, inputs, 1, slots, states, weights[level], RATE, coder, decoding, data
+                )
+                node = 2 * node + bit
+            before = node - 256
+            if decoding:
+                octets[i, plane] = before
+        spent[plane] = coder[2] - start
+    return data, coder
+
+
+def encode_planes(
+    octets: Bytes,  # (n, itemsize)
+) -> bytes:
+    n, itemsize = octets.shape
+    if not octets.size:
+        return b""
+    octets = np.require(octets, requirements=["C", "W"])  # as decoding has it: one function compiled
+    modes = np.full(itemsize, CODED, np.int64)
+    modes[(octets == octets[0]).all(0)] = CONSTANT
+    modes[~octets.any(0)] = ZEROS
+    _, _, spent = _run(octets[:TRIAL], modes, start_encoding(), False, np.zeros(2 * ROOM, np.uint8))
+    spent[modes != CODED] = 0
+    modes[spent >= min(n, TRIAL)] = RAW
+    data, coder, _ = _run(octets, modes, start_encoding(), False, np.zeros(2 * ROOM, np.uint8))
+    header = sum(int(mode) << (2 * plane) for plane, mode in enumerate(modes))
+    stored = [octets[: 1 if modes[k] == CONSTANT else n, k].tobytes() for k in _stored(modes)]
+    return header.to_bytes(_header_bytes(itemsize), "little") + b"".join(stored) + finish(coder, data)
+
+
+def decode_planes(data: bytes | memoryview, n: int, itemsize: int) -> Bytes:  # (n, itemsize)
+    source = np.frombuffer(data, np.uint8)
+    octets = np.zeros((n, itemsize), np.uint8)
+    if not octets.size:
+        if len(source):
+            raise FormatError(f"expected no data for no numbers, got {len(source)} bytes")
+        return octets
+    position = _header_bytes(itemsize)
+    header = int.from_bytes(source[:position].tobytes(), "little")
+    if len(source) < position or header >> (2 * itemsize):
+        raise FormatError(f"expected {position} bytes with the modes of {itemsize} planes, got {header:#x}")
+    modes = np.array([(header >> (2 * plane)) & 3 for plane in range(itemsize)], np.int64)
+    for plane in _stored(modes):
+        size = 1 if modes[plane] == CONSTANT else n
+        if len(source) < position + size:
+            raise FormatError(f"expected {size} bytes of plane {plane}, got {len(source) - position}")
+        octets[:, plane] = source[position : position + size]
+        if modes[plane] == CONSTANT and not source[position]:
+            raise FormatError(f"expected a constant other than 0 in plane {plane}, got 0")
+        position += size
+    code = source[position:].copy()
+    _, coder, _ = _run(octets, modes, start_decoding(code), True, code)
+    check_end(coder, code)
+    return octets
+
+
+def _header_bytes(itemsize: int) -> int:
+    return -(-itemsize // 4)
+
+
+def _stored(modes: Ints) -> list[int]:
+    """Constant and raw planes, from the last."""
+    return [k for k in range(len(modes) - 1, -1, -1) if modes[k] in (CONSTANT, RAW)]
+
+
+def _run(octets: Bytes, modes: Ints, coder: Coder, decoding: bool, data: Bytes) -> tuple[Bytes, Coder, Ints]:
+    """`_code_planes` from the start of every table, where there is a plane for it."""
+    spent = np.zeros(len(modes), np.int64)
+    if CODED in modes:
+        states, weights = np.empty(CONTEXTS * SLOTS, np.int64), np.empty((8, 1 + CONTEXTS), np.int64)
+        data, coder = _code_planes(octets, modes, states, weights, spent, coder, decoding, data)
+    return data, coder, spent

@@ -1,0 +1,78 @@
+"""The section of a tensor that is not shared: its values, by byte plane where that is smaller (docs/format.md 6).
+
+A floating-point tensor is stored in `EncodeConfig.rest_dtype` where that is narrower than its own dtype, and decodes to
+its own: a float64 tensor under "float32" comes back as float64, rounded to float32's precision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from softshare.codec.header import DTYPES, Entry, Rest, dtype_name
+from softshare.config import EncodeConfig
+from softshare.errors import FormatError, ModelError
+
+Octets = npt.NDArray[np.uint8]  # (n, itemsize), the lowest byte first
+
+
+def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
+    """How it will be stored, raw."""
+    dtype = dtype_name(name, tensor.dtype)
+    narrower = tensor.is_floating_point() and DTYPES[config.rest_dtype].itemsize < tensor.dtype.itemsize
+    return Rest(dtype, config.rest_dtype if narrower else dtype, planes=False)
+
+
+def encode(name: str, tensor: Tensor, config: EncodeConfig) -> tuple[Rest, bytes]:
+    """How it is stored, and the section."""
+    from softshare.codec import planes  # loads numba
+
+    raw = kind(name, tensor, config)
+    octets = _octets(_stored(name, tensor.detach().cpu(), raw))
+    coded = planes.encode_planes(octets) if octets.size else b""
+    if len(coded) < octets.size:
+        return dataclasses.replace(raw, planes=True), coded
+    return raw, octets.tobytes()
+
+
+def _stored(name: str, tensor: Tensor, kind: Rest) -> Tensor:
+    """The tensor in the dtype of its section."""
+    stored = tensor.to(DTYPES[kind.stored])
+    if tensor.is_floating_point() and not torch.equal(stored.isfinite(), tensor.isfinite()):
+        raise ModelError(f"tensor {name!r} holds values beyond the range of {kind.stored}, its rest_dtype")
+    return stored
+
+
+def _octets(tensor: Tensor) -> Octets:
+    octets: Octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, tensor.dtype.itemsize)
+    return octets[:, ::-1] if sys.byteorder == "big" else octets
+
+
+def decode(data: bytes, entry: Entry, kind: Rest) -> Tensor:
+    dtype = DTYPES[kind.stored]
+    octets = _decode_octets(data, entry.n, dtype.itemsize, kind.planes)
+    if dtype == torch.bool and (octets > 1).any():
+        raise FormatError(f"expected bools of 0 or 1, got {octets.max()}")
+    if sys.byteorder == "big":
+        octets = octets[:, ::-1]
+    flat: npt.NDArray[Any] = np.ascontiguousarray(octets).reshape(-1)
+    return torch.from_numpy(flat).view(dtype).reshape(entry.shape).to(DTYPES[kind.dtype])
+
+
+def _decode_octets(data: bytes, n: int, itemsize: int, by_plane: bool) -> Octets:
+    size = n * itemsize
+    if by_plane:
+        if len(data) >= size:
+            raise FormatError(f"expected fewer than {size} bytes by byte plane, got {len(data)}")
+        from softshare.codec import planes
+
+        return planes.decode_planes(data, n, itemsize)
+    if len(data) != size:
+        raise FormatError(f"expected {size} bytes, got {len(data)}")
+    return np.frombuffer(bytearray(data), np.uint8).reshape(n, itemsize)
