@@ -24,6 +24,7 @@ FAST_ABOVE = 1 << 20  # weights: larger tensors take the fast model
 FAST = 128  # the first byte of the fast model
 LONGEST_PERIOD = 127  # the first bytes of the full model are 0 and 2 to 127
 MOST_TRIALS = 4  # periods that the encoder tries
+TRIED = 1 << 17  # weights that it tries them on
 SAMPLE = 1 << 14  # non-zeros that it looks at to find them
 FIRST_BUFFER = 1 << 12  # bytes, doubled as needed
 
@@ -34,12 +35,12 @@ def encode_tensor(
     n_values: int,  # size of the codebook, zero included
     n_nonzero: int,  # at least 1
 ) -> bytes:
-    """The fast model for large tensors; else the shortest of the full model's codes with each likely period."""
+    """The fast model for large tensors; else the full model with the best of the likely periods."""
     matrix = np.require(indices.reshape(matrix_shape(shape)), requirements=["C", "W"])  # as decoding has it
     if matrix.size > FAST_ABOVE:
         data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
         return bytes([FAST]) + finish(coder, data)
-    return min((_encode_full(matrix, period, n_values, n_nonzero) for period in _periods(matrix, shape)), key=len)
+    return _encode_full(matrix, _best_period(matrix, shape, n_values, n_nonzero), n_values, n_nonzero)
 
 
 def decode_tensor(
@@ -78,14 +79,23 @@ def _encode_full(matrix: Indices, period: int, n_values: int, n_nonzero: int) ->
     return bytes([period]) + finish(coder, data)
 
 
+def _best_period(matrix: Indices, shape: tuple[int, ...], n_values: int, n_nonzero: int) -> int:
+    """The one with the shortest code, of the first rows if there are many; the choice is no part of the format."""
+    rows = matrix[: max(1, TRIED // matrix.shape[1])]
+    n_tried = n_nonzero if len(rows) == len(matrix) else int(np.count_nonzero(rows))
+    periods = _periods(matrix, shape)
+    if len(periods) == 1 or n_tried == 0:
+        return periods[0]
+    return min(periods, key=lambda period: len(_encode_full(rows, period, n_values, n_tried)))
+
+
 def _periods(
     matrix: Indices,  # (rows, cols)
     shape: tuple[int, ...],
 ) -> list[int]:
     """0, a kernel's line and its taps, the side of a square row, and the lag at which non-zeros meet most often.
 
-    The square of that lag too: a layer on 4 x 4 maps has lines of 4 and maps of 16. How they are chosen is no part of
-    the format.
+    The square of that lag too: a layer on 4 x 4 maps has lines of 4 and maps of 16.
     """
     longest = min(LONGEST_PERIOD, matrix.shape[1] - 1)
     likely = [0, *(math.prod(shape[k:]) for k in range(len(shape) - 1, 1, -1))]
