@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -107,3 +109,17 @@ def test_finish_wants_everything_read() -> None:
 def test_a_value_must_fit_its_width(value: int, width: int) -> None:
     with pytest.raises(ValueError, match="width"):
         BitWriter().write(value, width)
+
+
+def test_reading_takes_little_more_memory_than_its_fields() -> None:
+    """Bits are unpacked part by part: at 64 bytes for each byte of a file, a large one would fill the memory."""
+    n = 1 << 20
+    reader = BitReader(bytes(21 * n // 8))
+    tracemalloc.start()
+    try:
+        fields = reader.read(21, n)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert fields.nbytes == 8 * n
+    assert peak < 2.5 * fields.nbytes

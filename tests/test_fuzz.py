@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fuzz
 from softshare import codec
+from softshare.codec import adaptive, han, planes
 from softshare.config import EncodeConfig
 
 
-def test_no_mutated_file_breaks_the_reader() -> None:
-    report = fuzz.fuzz(3000, seed=1000)
+@pytest.mark.parametrize(("seed", "model"), [(1000, "run_full"), (1001, "run_fast")])
+def test_no_mutated_file_breaks_the_reader(seed: int, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: Counter[str] = Counter()
+    watched = [(adaptive, model), (han, "decode_tensor"), (planes, "decode_planes"), (planes, "_code_planes")]
+    for module, name in watched:
+        monkeypatch.setattr(module, name, _counted(getattr(module, name), name, reached))
+    report = fuzz.fuzz(2000, seed)
     assert report.failures == []
-    assert report.n_refused > 2000
+    assert report.n_refused > 1500
     assert report.n_consistent > 50  # the checks behind success are reached too
     assert set(report.sections) >= {"prefix", "checksum", "header", "codebook", "tensor"}
+    assert min(reached.values()) > 200
+    assert len(reached) == 4
+
+
+def _counted(function: Callable[..., Any], name: str, reached: Counter[str]) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        reached[name] += 1
+        return function(*args)
+
+    return counted
 
 
 def test_the_fuzzer_sees_a_reader_that_accepts_everything(monkeypatch: pytest.MonkeyPatch) -> None:

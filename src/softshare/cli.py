@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import json
 import sys
 import time
@@ -271,6 +272,9 @@ def _load_task(spec: str, device: str, seed: int) -> Task:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     try:
         app(args=list(argv) if argv is not None else None)
     except SoftShareError as error:

@@ -28,7 +28,7 @@ def file_table(info: FileInfo, title: str) -> Table:
         return f"{n:,}", f"{100 * n / info.file_bytes:.1f}%"
 
     for k, t in enumerate(info.tensors):
-        name = Text(t.name if t.name is not None else f"#{k}")
+        name = Text(_printable(t.name) if t.name is not None else f"#{k}")
         shape = "?" if t.shape is None else "x".join(str(n) for n in t.shape) or "scalar"
         components = str(t.n_components) if t.kind == "shared" else "kept"
         bits = "-" if t.bits_per_weight is None else f"{t.bits_per_weight:.3f}"
@@ -40,6 +40,11 @@ def file_table(info: FileInfo, title: str) -> Table:
     nonzero = _share(sum(t.n_nonzero or 0 for t in shared), sum(t.n or 0 for t in shared))
     table.add_row("file", f"{n:,}" if n else "?", nonzero, "", bits, f"{info.file_bytes:,}", "")
     return table
+
+
+def _printable(name: str) -> str:
+    """A file's names may hold marks that turn the text around; they are shown, not obeyed."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def _share(part: int | None, whole: int | None) -> str:

@@ -24,7 +24,7 @@ FAST_ABOVE = 1 << 20  # weights: larger tensors take the fast model
 FAST = 128  # the first byte of the fast model
 LONGEST_PERIOD = 127  # the first bytes of the full model are 0 and 2 to 127
 MOST_TRIALS = 4  # periods that the encoder tries
-TRIED = 1 << 17  # weights that it tries them on
+TRIED = 1 << 17  # weights that it tries them on, the first rows; the choice is no part of the format
 SAMPLE = 1 << 14  # non-zeros that it looks at to find them
 FIRST_BUFFER = 1 << 12  # bytes, doubled as needed
 
@@ -40,7 +40,11 @@ def encode_tensor(
     if matrix.size > FAST_ABOVE:
         data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
         return bytes([FAST]) + finish(coder, data)
-    return _encode_full(matrix, _best_period(matrix, shape, n_values, n_nonzero), n_values, n_nonzero)
+    periods, rows = _periods(matrix, shape), matrix[: max(1, TRIED // matrix.shape[1])]
+    n_tried = int(np.count_nonzero(rows))
+    if len(rows) < len(matrix) and n_tried:
+        periods = [min(periods, key=lambda period: len(_encode_full(rows, period, n_values, n_tried)))]
+    return min((_encode_full(matrix, period, n_values, n_nonzero) for period in periods), key=len)
 
 
 def decode_tensor(
@@ -77,16 +81,6 @@ def _encode_full(matrix: Indices, period: int, n_values: int, n_nonzero: int) ->
     buffer = np.zeros(FIRST_BUFFER, np.uint8)
     data, coder = run_full(matrix, period, n_values, n_nonzero, start_encoding(), False, buffer)
     return bytes([period]) + finish(coder, data)
-
-
-def _best_period(matrix: Indices, shape: tuple[int, ...], n_values: int, n_nonzero: int) -> int:
-    """The one with the shortest code, of the first rows if there are many; the choice is no part of the format."""
-    rows = matrix[: max(1, TRIED // matrix.shape[1])]
-    n_tried = n_nonzero if len(rows) == len(matrix) else int(np.count_nonzero(rows))
-    periods = _periods(matrix, shape)
-    if len(periods) == 1 or n_tried == 0:
-        return periods[0]
-    return min(periods, key=lambda period: len(_encode_full(rows, period, n_values, n_tried)))
 
 
 def _periods(

@@ -1,4 +1,7 @@
-"""Bits, most significant first: a field's top bit comes first, and a byte fills from its top bit down."""
+"""Bits, most significant first: a field's top bit comes first, and a byte fills from its top bit down.
+
+For the codec `han` (docs/format.md 9).
+"""
 
 from __future__ import annotations
 
@@ -74,14 +77,16 @@ class BitReader:
 
     def read(self, width: int, count: int) -> Ints:
         """The next `count` fields of `width` bits. A width of 0 takes no bits, so the caller bounds `count`."""
-        n_bits = width * count
-        self.require(n_bits)
-        first, skip = divmod(self.position, 8)
-        last = (self.position + n_bits + 7) // 8
-        bits = np.unpackbits(np.frombuffer(self._data[first:last], np.uint8))[skip : skip + n_bits]
+        self.require(width * count)
         place_values = np.int64(1) << np.arange(width - 1, -1, -1, dtype=np.int64)
-        self.position += n_bits
-        fields: Ints = bits.reshape(count, width) @ place_values
+        fields = np.empty(count, np.int64)
+        for start in range(0, count, _CHUNK):
+            part = fields[start : start + _CHUNK]
+            first, skip = divmod(self.position, 8)
+            self.position += width * len(part)
+            octets = np.frombuffer(self._data[first : (self.position + 7) // 8], np.uint8)
+            bits = np.unpackbits(octets)[skip : skip + width * len(part)]
+            part[:] = bits.reshape(len(part), width) @ place_values
         return fields
 
     def read_one(self, width: int) -> int:

@@ -47,6 +47,7 @@ from softshare.weights import check_fits, layout
 
 MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (format.md 7)
 THREADS_FROM = 1 << 20  # weights; below it threads do not pay
+MOST_THREADS = 8  # unless the caller says otherwise: each holds a tensor
 
 _CRC = struct.Struct("<I")
 _SPOOL = 1 << 26  # bytes of sections kept in memory until the header can be written
@@ -59,7 +60,7 @@ Out = TypeVar("Out")
 
 def _in_order(function: Callable[[In], Out], items: Iterable[In], n_weights: int, threads: int | None) -> Iterator[Out]:
     """`map` by threads where it pays, with no more results waiting than there are threads."""
-    threads = threads or os.cpu_count() or 1
+    threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
     if threads == 1 or n_weights < THREADS_FROM:
         yield from map(function, items)
         return
@@ -245,6 +246,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise ConfigError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
     except FormatError as error:
         raise FormatError(error.problem, error.section, error.offset, os.fspath(path)) from error
+    except ConfigError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -274,7 +277,7 @@ def _open(file: BinaryIO, like: nn.Module | None) -> Header:
         return header
     if like is None:
         raise ConfigError(
-            "the file was written with names='none': it needs the network it was written for, as in "
+            "the file was written with names='none': it needs the network it was written for; in Python, "
             "load_into_(model, path) or load(path, like=model)"
         )
     return dataclasses.replace(header, tied=tied)
@@ -297,9 +300,12 @@ def _check_crc(file: BinaryIO, reader: Reader) -> None:
 def _wanted(header: Header, names: Collection[str] | None) -> dict[str, str]:
     """The name of each tensor asked for, and the name under which it is stored."""
     known = {e.name: e.name for e in header.entries} | header.tied
+    if isinstance(names, str):
+        raise ConfigError(f"names: expected a list of names, got the text {names!r}")
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise ConfigError(f"the file holds no tensor {', '.join(unknown)}; it holds {', '.join(known)}")
+        some = ", ".join(list(known)[:50]) + (", ..." if len(known) > 50 else "")
+        raise ConfigError(f"the file holds no tensor {', '.join(unknown)}; it holds {some}")
     return known if names is None else {name: known[name] for name in names}
 
 

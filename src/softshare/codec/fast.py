@@ -55,7 +55,7 @@ def code_fast(
     value_states: Ints,
     value_weights: Ints,
     counts: npt.NDArray[np.int32],  # (cols,) zeros: non-zeros of each column
-    levels: npt.NDArray[np.int16],  # (cols,) scratch: 4 * level of each column
+    levels: npt.NDArray[np.int8],  # (cols,) scratch: 4 * level of each column
     coder: Coder,
     decoding: bool,
     data: Bytes,
@@ -84,7 +84,7 @@ def code_fast(
                 row_slot = 4 * LEVELS * _level(in_row, j, density, origin)
             nonzero = 1
             if left < n_left:
-                slot = row_slot + levels[j] + recent
+                slot = row_slot + int(levels[j]) + recent
                 state = mask_states[slot]
                 nonzero, coder = code_bit(
                     1 if indices[i, j] != 0 else 0, state >> (COUNT_BITS + ESTIMATE_BITS - PROBABILITY_BITS),
@@ -124,5 +124,5 @@ def run_fast(
     mask_states = np.full(4 * LEVELS * LEVELS, (initial << COUNT_BITS) | START, np.int64)
     return code_fast(
         indices, n_values, n_nonzero, mask_states, *value_tables(cols, n_values), np.zeros(cols, np.int32),
-        np.zeros(cols, np.int16), coder, decoding, data,
+        np.zeros(cols, np.int8), coder, decoding, data,
     )  # fmt: skip

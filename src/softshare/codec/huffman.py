@@ -1,4 +1,4 @@
-"""Canonical Huffman codes: only the code lengths are transmitted, and the codes follow from them.
+"""Canonical Huffman codes (docs/format.md 9): only the code lengths are transmitted; the codes follow from them.
 
 On the wire: the last symbol in use, in as many bits as the alphabet needs; the width of a length, 3 bits; the length of
 each symbol up to the last, 0 for one that does not occur; then the codes of the symbols. The number of symbols is not

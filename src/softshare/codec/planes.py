@@ -86,11 +86,9 @@ def _code_planes(
 
 
 def encode_planes(
-    octets: Bytes,  # (n, itemsize)
+    octets: Bytes,  # (n, itemsize), of at least one number
 ) -> bytes:
     n, itemsize = octets.shape
-    if not octets.size:
-        return b""
     octets = np.require(octets, requirements=["C", "W"])  # as decoding has it: one function compiled
     modes = np.full(itemsize, CODED, np.int64)
     modes[(octets == octets[0]).all(0)] = CONSTANT
@@ -107,10 +105,6 @@ def encode_planes(
 def decode_planes(data: bytes | memoryview, n: int, itemsize: int) -> Bytes:  # (n, itemsize)
     source = np.frombuffer(data, np.uint8)
     octets = np.zeros((n, itemsize), np.uint8)
-    if not octets.size:
-        if len(source):
-            raise FormatError(f"expected no data for no numbers, got {len(source)} bytes")
-        return octets
     position = _header_bytes(itemsize)
     header = int.from_bytes(source[:position].tobytes(), "little")
     if len(source) < position or header >> (2 * itemsize):
