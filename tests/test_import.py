@@ -18,7 +18,7 @@ ROUTE = [
     ["errors"],
     ["files", "hyperpriors"],
     ["config"],
-    ["task", "weights", "kernels", "kernels.mixture"],
+    ["task", "weights", "kernels", "kernels.mixture", "kernels.mixture_numba", "kernels.mixture_triton"],
     ["prior"],
     ["retrain"],
     ["merge"],

@@ -79,6 +79,7 @@ class Rule:
 
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
+Backend = Literal["auto", "triton", "numba", "torch"]
 Codec = Literal["han", "adaptive"]
 CodebookDtype = Literal["auto", "float32", "float16", "bfloat16"]
 RestDtype = Literal["float32", "float16", "bfloat16"]
@@ -111,6 +112,10 @@ class PriorConfig:
     lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
     lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
     lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
+    backend: Backend = option(
+        "auto",
+        "What computes the prior: 'triton' (GPU), 'numba' (CPU), 'torch' (both); 'auto' takes the fastest here.",
+    )
     rules: tuple[Rule, ...] = option(
         (), "Ordered name rules 'share:PATTERN' or 'keep:PATTERN', first match wins; may be repeated."
     )

@@ -105,7 +105,7 @@ class MixturePrior(nn.Module):
         The hyper-priors are without their constants, which no gradient sees.
         """
         mixture = self.mixture()
-        loss = mixture_nll(self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var)
+        loss = mixture_nll(self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var, self.config.backend)
         if self.config.zero_precision_prior is not None:
             loss = loss + self.config.zero_precision_prior.neg_log_density(mixture.log_var[:1])
         if self.config.free_precision_prior is not None:
