@@ -23,9 +23,8 @@ Loss = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 HAS_GPU = torch.cuda.is_available()
 os.environ.setdefault("TRITON_INTERPRET", "0" if HAS_GPU else "1")  # before triton is loaded
-NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-BACKENDS = ["torch", "numba", pytest.param("triton", marks=NEEDS_TRITON)]
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
+HAS_TRITON = find_spec("triton") is not None
+each_backend = pytest.mark.parametrize("backend", ["torch", "numba", *(["triton"] if HAS_TRITON else [])])
 
 
 def fused(backend: str) -> Loss:
@@ -85,18 +84,19 @@ def test_gradients_are_those_of_finite_differences(loss: Loss, monkeypatch: pyte
     assert torch.autograd.gradcheck(lambda a, b, c, *ws: loss(ws, a, b, c), leaves)
 
 
-@each_backend
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [1, 511, 513, 1023, 1025]
+CASES = [("torch", torch.float64, n) for n in [*SIZES, 5000]]
+CASES += [(backend, dtype, n) for backend in ("torch", "numba") for dtype in NARROW for n in [*SIZES, 5000]]
+CASES += [("triton", dtype, n) for dtype in NARROW for n in (SIZES if HAS_TRITON else [])]
+
+
 @pytest.mark.parametrize("j", [1, 2, 17, 64])
-@pytest.mark.parametrize("n", [1, 511, 513, 1023, 1025, 5000])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("backend", "dtype", "n"), CASES)
 def test_fused_equals_reference(
     n: int, j: int, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Allowed: twice the error of the reference itself in that dtype, plus 1e-6."""
-    if dtype == torch.float64 and backend != "torch":
-        pytest.skip("float64 is for torch")
-    if backend == "triton" and n > 1025 and not HAS_GPU:
-        pytest.skip("too slow in the interpreter")
     monkeypatch.setitem(mixture.CHUNK_VALUES, "cpu", 1024 * j)
     params, w = parameters(j), weights(n, dtype)
     truth = loss_and_grads(mixture_nll_ref, [w.double()], params, upstream=0.7)

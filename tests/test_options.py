@@ -94,7 +94,7 @@ def test_without_options_nothing_is_overridden() -> None:
 def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
         "--components 4 --init quantile --init-std 0.25 --zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 "
-        "--lr-mixing 1 --epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
+        "--lr-mixing 1 --backend torch --epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
         "--merge-threshold 2 --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
@@ -106,6 +106,7 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "lr_means": 0.0,
         "lr_log_vars": 1e-3,
         "lr_mixing": 1.0,
+        "backend": "torch",
         "epochs": 7,
         "tau": 0.0,
         "tau_warmup": 0.0,
