@@ -94,7 +94,8 @@ def test_without_options_nothing_is_overridden() -> None:
 def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
         "--components 4 --init quantile --init-std 0.25 --zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 "
-        "--lr-mixing 1 --backend torch --epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
+        "--lr-mixing 1 --backend torch "
+        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
         "--merge-threshold 2 --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
