@@ -148,6 +148,8 @@ def test_many_tensors_any_layout_and_empty(backend: str) -> None:
         torch.testing.assert_close(a, b)
     assert [g.shape for g in parts[4:]] == [w.shape for w in ws]
     torch.testing.assert_close(torch.cat([g.reshape(-1) for g in parts[4:]]), whole[4])
+    with torch.no_grad():
+        torch.testing.assert_close(fused(backend)(ws, *params), whole[0])
 
 
 @each_backend

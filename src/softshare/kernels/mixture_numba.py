@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from numba import njit
 from torch import Tensor
 
 Floats = npt.NDArray[np.float32]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 BLOCK = 512  # weights whose J x BLOCK values stay in the cache
 PART = 1 << 15  # weights of one part, the unit of work of a thread
@@ -33,7 +35,14 @@ _C5, _C4, _C3, _C2, _C1 = (
 _ONE = np.float32(1)
 
 
-@njit(fastmath=_VECTORIZE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _compiled(function: Function) -> Function:
+    try:
+        return cast(Function, njit(fastmath=_VECTORIZE, nogil=True, cache=True)(function))
+    except RuntimeError:  # no folder to keep the compiled code in
+        return cast(Function, njit(fastmath=_VECTORIZE, nogil=True)(function))
+
+
+@_compiled
 def _joint(w: Floats, constant: Floats, mean: Floats, half_precision: Floats, joint: Floats, largest: Floats) -> None:
     """joint[j, i] = log2(mixing_j N(w_i | j)) and its maximum over j."""
     n = len(w)
@@ -48,7 +57,7 @@ def _joint(w: Floats, constant: Floats, mean: Floats, half_precision: Floats, jo
             largest[i] = max(largest[i], value)
 
 
-@njit(fastmath=_VECTORIZE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled
 def _terms(
     n: int,
     joint: Floats,
@@ -73,7 +82,7 @@ def _terms(
             total[i] += term
 
 
-@njit(fastmath=_VECTORIZE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled
 def _log2_evidence(n: int, largest: Floats, total: Floats) -> float:
     """Sum of log2 p(w_i) over the block; logarithms of products, for products are cheap."""
     out = 0.0
@@ -86,7 +95,7 @@ def _log2_evidence(n: int, largest: Floats, total: Floats) -> float:
     return out
 
 
-@njit(fastmath=_VECTORIZE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled
 def _gradients(
     w: Floats,
     terms: Floats,
@@ -117,7 +126,7 @@ def _gradients(
         sums[2, j] += sum_dd
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled
 def _sweep_part(
     w: Floats,
     constant: Floats,
@@ -154,22 +163,17 @@ def sweep(
     """The loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J), both float64; fills `grads`."""
     precision = torch.exp(-log_var.double())  # float64, so that each constant is rounded once
     constant = LOG2_E * (log_mixing.double() - 0.5 * (log_var.double() + math.log(2 * math.pi)))
-    arrays = [t.float().numpy() for t in (constant, mean, precision, 0.5 * LOG2_E * precision)]
-    parts = [
-        (part, grad)
-        for k, w in enumerate(weights)
-        for part, grad in zip(
-            w.detach().reshape(-1).split(PART),
-            grads[k].view(-1).split(PART) if grads else [mean.new_empty(0)] * -(-w.numel() // PART),
-            strict=True,
-        )
-        if part.numel()
-    ]
+    c, m, p, h = (t.float().numpy() for t in (constant, mean, precision, 0.5 * LOG2_E * precision))
+    nothing = mean.new_empty(0)
+    parts = []
+    for k, w in enumerate(weights):
+        flat, grad = w.detach().reshape(-1), grads[k].view(-1) if grads is not None else nothing
+        parts += [(flat[i : i + PART], grad[i : i + PART]) for i in range(0, len(flat), PART)]
     sums = np.zeros((len(parts), 4, len(mean)))
 
     def one(k: int) -> None:
         part, grad = parts[k]
-        _sweep_part(part.float().numpy(), *arrays, grad.numpy(), sums[k])
+        _sweep_part(part.float().numpy(), c, m, p, h, grad.numpy(), sums[k])
 
     threads = min(torch.get_num_threads(), len(parts))
     if threads > 1:
