@@ -565,3 +565,20 @@ def test_many_tensors(tmp_path: Path) -> None:
 def test_crc_is_zlibs() -> None:
     data = codec.encode(tiny_shared(), HAN_CONFIG)
     assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4])
+
+
+def test_check_finds_what_no_file_can_hold_and_codes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("softshare.codec.shared.encode", "softshare.codec.rest.encode"):
+        monkeypatch.setattr(name, None)
+    codec.check(tiny())
+    large = QuantizedWeights((), {"b": torch.tensor([1e6])}, {})
+    codec.check(large)
+    with pytest.raises(ModelError, match="'b' holds values beyond the range of float16"):
+        codec.check(large, EncodeConfig(rest_dtype="float16"))
+    with pytest.raises(ModelError, match="control characters"):
+        codec.check(QuantizedWeights((), {"b\n": torch.tensor([1.0])}, {}))
+
+
+def test_no_limit() -> None:
+    data = codec.encode(tiny(), HAN_CONFIG)
+    assert codec.decode(data, max_bytes=None).n_shared == codec.decode(data).n_shared

@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 
 from softshare import tables
-from softshare.codec import MAX_BYTES, load
+from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
-from softshare.evaluate import Result, final_error, load_copy, measure
+from softshare.evaluate import Result, final_error, measure
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.route import compress as compress_task
@@ -162,7 +162,8 @@ def evaluate(
         loaded = _load_task(task or result.experiment, device, seed=0)
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
-    error = final_error(loaded, load_copy(loaded.model, load(run / MODEL, like=loaded.model)))
+    load_into_(loaded.model, run / MODEL)
+    error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
         f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",

@@ -92,7 +92,7 @@ def measure(
     if config.encode != compressed.config:
         raise ConfigError(f"measure: expected the config of the file, {compressed.config}, got {config.encode}")
     data = compressed.to_bytes()
-    decoded = decode(data, like=task.model)
+    decoded = decode(data, like=task.model, max_bytes=None)
     model = load_copy(task.model if model is None else model, decoded.state_dict())
     han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
     n_weights = sum(p.numel() for p in model.parameters())

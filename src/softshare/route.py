@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from softshare.codec import decode, encode, save
+from softshare.codec import check, decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
 from softshare.errors import ConfigError
 from softshare.merge import merge
@@ -41,7 +41,7 @@ class Compressed:
     def state_dict(self) -> dict[str, Tensor]:
         """What the file decodes to, by way of the file."""
         named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
-        return decode(encode(self.quantized, named)).state_dict()
+        return decode(encode(self.quantized, named), max_bytes=None).state_dict()
 
 
 def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[Hook] = ()) -> Compressed:
@@ -51,7 +51,7 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     config = config or CompressConfig()
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)
-    encode(quantize(prior.view, prior.mixture()), config.encode)  # a tensor no file can hold is better known now
+    check(quantize(prior.view, prior.mixture()), config.encode)  # a tensor no file can hold is better known now
     history = retrain_(task, prior, config.retrain, hooks)
     compressed = quantize_prior(prior, config.merge)
     return dataclasses.replace(compressed, history=history, config=config.encode)

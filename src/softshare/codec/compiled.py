@@ -22,7 +22,7 @@ DIGEST = _digest()
 def compiled(function: Function) -> Function:
     """Compiled functions keep no state between calls and let go of the interpreter's lock: threads run them at once.
 
-    `forceinline` keeps the coder's state in registers: a quarter faster, and no slower to compile.
+    `forceinline` keeps the coder's state in registers.
     """
     try:
         from numba import njit

@@ -92,14 +92,26 @@ def save(
     return write_atomic(path, _parts(quantized, config, threads))
 
 
-def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | None) -> Iterator[bytes]:
-    """The file from front to back. The header has every section's length, so the sections wait for it."""
-    tensors = _tensors(quantized)
+def check(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> None:
+    """Raise `ModelError` for what no file can hold, without coding anything."""
+    _header(quantized, config)
+    for name, tensor in quantized.rest.items():
+        rest.check(name, tensor, config)
+
+
+def _header(quantized: QuantizedWeights, config: EncodeConfig) -> Header:
+    """All of it but the lengths of the sections and how the rest is coded."""
     codebooks: dict[tuple[bytes, str], tuple[int, Codebook]] = {}  # equal ones are stored once
-    entries = tuple(_entry(name, t, config, codebooks) for name, t in tensors.items())
+    entries = tuple(_entry(name, t, config, codebooks) for name, t in _tensors(quantized).items())
     books = tuple(book for _, book in codebooks.values())
     header = Header(config.codec, config.names == "keep", books, entries, quantized.tied)
-    check_writable(header)  # better known before the work
+    check_writable(header)
+    return header
+
+
+def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | None) -> Iterator[bytes]:
+    """The file from front to back. The header has every section's length, so the sections wait for it."""
+    header = _header(quantized, config)
 
     def section(item: tuple[Entry, QuantizedTensor | Tensor]) -> tuple[Entry, bytes]:
         entry, tensor = item
@@ -111,7 +123,7 @@ def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | Non
 
     with tempfile.SpooledTemporaryFile(_SPOOL) as spool:
         coded = []
-        items = zip(entries, tensors.values(), strict=True)
+        items = zip(header.entries, quantized.tensors.values(), strict=True)
         for entry, data in _in_order(section, items, quantized.n_shared, threads):
             coded.append(entry)
             spool.write(data)
@@ -155,9 +167,9 @@ def _entry(
 
 
 def decode(
-    data: bytes, *, like: nn.Module | None = None, max_bytes: int = MAX_BYTES, threads: int | None = None
+    data: bytes, *, like: nn.Module | None = None, max_bytes: int | None = MAX_BYTES, threads: int | None = None
 ) -> QuantizedWeights:
-    """What the bytes of a file hold. A file without names needs the network, `like`, that it was written for."""
+    """What the bytes of a file hold; `like` and `max_bytes` as in `load`."""
     file = io.BytesIO(data)
     header = _open(file, like)
     _limit(header.entries, max_bytes)
@@ -172,13 +184,13 @@ def load(
     names: Collection[str] | None = None,
     *,
     like: nn.Module | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int | None = MAX_BYTES,
     threads: int | None = None,
 ) -> dict[str, Tensor]:
     """The state dict a file decodes to; with `names`, only these tensors of it, and no other is decoded.
 
     A tied name gives the same tensor object as the name it repeats. A file without names needs the network, `like`,
-    that it was written for. More than `max_bytes` of tensors are refused before anything is allocated.
+    that it was written for. More than `max_bytes` of tensors (None: no limit) are refused before anything is allocated.
     """
     with _opened(path) as file:
         header = _open(file, like)
@@ -309,9 +321,9 @@ def _wanted(header: Header, names: Collection[str] | None) -> dict[str, str]:
     return known if names is None else {name: known[name] for name in names}
 
 
-def _limit(entries: Collection[Entry], max_bytes: int) -> None:
+def _limit(entries: Collection[Entry], max_bytes: int | None) -> None:
     total = sum(e.decoded_bytes for e in entries)
-    if total > max_bytes:
+    if max_bytes is not None and total > max_bytes:
         problem = f"expected at most {max_bytes:,} bytes of decoded tensors, got {total:,}; raise max_bytes to allow it"
         raise FormatError(problem, "header", 0)
 

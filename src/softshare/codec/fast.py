@@ -1,8 +1,7 @@
 """The fast model of a large sparse tensor: one context a weight, from the densities of its row and column.
 
 docs/format.md 8.6 says it in full; nothing here may change without a new version of the format.
-34 million weights a second against 16 of the full model, and its time hardly depends on the density of the mask. On
-five trained LeNets it takes 2.5% more bytes than the full model without a period.
+Two to three times as fast as the full model (benchmarks/README.md), for some per cent more bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The full model of a sparse tensor: where the non-zeros are by nine mixed predictions, which values by six contexts.
 
 docs/format.md 8.4 and 8.5 say it in full; nothing here may change without a new version of the format.
-Measured on five trained LeNets: 28% below order-0 entropy, at 16 million weights a second. Sets of weights chosen by a
-context, an adaptive map of the final probability, confidences, the transposed scan and the codebook's signs were tried
-and earned 0.1% at most.
+benchmarks/README.md has its figures. Sets of weights chosen by a context, an adaptive map of the final probability,
+confidences, the transposed scan and the codebook's signs were tried on trained LeNets and earned 0.1% at most.
 """
 
 from __future__ import annotations

@@ -29,6 +29,11 @@ def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
     return Rest(dtype, config.rest_dtype if narrower else dtype, planes=False)
 
 
+def check(name: str, tensor: Tensor, config: EncodeConfig) -> None:
+    """Raise `ModelError` where the stored dtype cannot hold a value."""
+    _stored(name, tensor.detach().cpu(), kind(name, tensor, config))
+
+
 def encode(name: str, tensor: Tensor, config: EncodeConfig) -> tuple[Rest, bytes]:
     """How it is stored, and the section."""
     from softshare.codec import planes  # loads numba
