@@ -568,8 +568,8 @@ def test_crc_is_zlibs() -> None:
 
 
 def test_check_finds_what_no_file_can_hold_and_codes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("softshare.codec.shared.encode", "softshare.codec.rest.encode"):
-        monkeypatch.setattr(name, None)
+    for target in ("softshare.codec.shared.encode", "softshare.codec.rest.encode"):
+        monkeypatch.setattr(target, None)
     codec.check(tiny())
     large = QuantizedWeights((), {"b": torch.tensor([1e6])}, {})
     codec.check(large)
