@@ -80,6 +80,8 @@ class Rule:
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
 Backend = Literal["auto", "triton", "numba", "torch"]
+Method = Literal["auto", "exact", "table"]
+SampleSchedule = Literal["block", "random"]
 Codec = Literal["han", "adaptive"]
 CodebookDtype = Literal["auto", "float32", "float16", "bfloat16"]
 RestDtype = Literal["float32", "float16", "bfloat16"]
@@ -116,6 +118,17 @@ class PriorConfig:
         "auto",
         "What computes the prior: 'triton' (GPU), 'numba' (CPU), 'torch' (both); 'auto' takes the fastest here.",
     )
+    method: Method = option(
+        "auto",
+        "The prior at each weight 'exact', or interpolated in a 'table' of it (docs/math.md bounds the error); "
+        "'auto': by table where that is faster, if its grid resolves every component.",
+    )
+    sample_one_in: int = option(
+        1, "Compute the prior in each training step on one weight in so many, scaled up (appendix C: I / K)."
+    )
+    sample_schedule: SampleSchedule = option(
+        "block", "The weights of such a sample: a 'block' in a row, or 'random' ones, fresh in each step."
+    )
     rules: tuple[Rule, ...] = option(
         (), "Ordered name rules 'share:PATTERN' or 'keep:PATTERN', first match wins; may be repeated."
     )
@@ -123,6 +136,7 @@ class PriorConfig:
     def __post_init__(self) -> None:
         _require_types(self)
         _require(self.components >= 1, "components", "at least 1 free component", self.components)
+        _require(self.sample_one_in >= 1, "sample_one_in", "at least 1", self.sample_one_in)
         _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
         if self.init_std is not None:
             _require(self.init_std > 0 and math.isfinite(self.init_std), "init_std", "a number above 0", self.init_std)
@@ -140,6 +154,11 @@ class RetrainConfig:
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
     seed: int = option(0, "Seed of everything random in the run.")
+    capture: bool = option(
+        False,
+        "Capture the training step into a CUDA graph: small networks train several times faster on a GPU. All batches "
+        "of one shape must take the same path through the network.",
+    )
 
     def __post_init__(self) -> None:
         _require_types(self)

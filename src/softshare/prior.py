@@ -12,11 +12,18 @@ from torch.nn import functional as F
 
 from softshare.config import MergeConfig, PriorConfig
 from softshare.errors import ConfigError
-from softshare.kernels import log_joint, mixture_assign, mixture_nll
+from softshare.kernels import find_sweep, log_joint, mixture_assign, mixture_nll, mixture_nll_grad_, sampled
+from softshare.kernels.choice import available_backends
+from softshare.kernels.mixture import Sweep
+from softshare.kernels.mixture_table import CAPACITY, n_points, reach_of
 from softshare.weights import WeightView
 
 if TYPE_CHECKING:
     from softshare.route import Compressed
+
+# Weights times components from which the table is faster than the exact sweep (benchmarks/README.md).
+TABLE_FROM = {"cpu": 2**20, "cuda": 2**29}
+LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +92,34 @@ class MixturePrior(nn.Module):
             self.register_buffer("zero_logit", zero_logit)
         else:
             self.zero_logit = nn.Parameter(zero_logit)
+        self.reach: float | None = None  # of the table; None: the exact sweep
+        self._steps = 0
+        self.choose_method()
+
+    def choose_method(self) -> None:
+        """Look at weights and mixture, and choose between the table and the exact sweep; makes a GPU wait.
+
+        Training does so by itself, every `LOOK_EVERY` steps and, where they are captured, every epoch.
+        """
+        wanted = self.config.method
+        if wanted == "exact" or (wanted == "auto" and not self._table_is_faster()):
+            self.reach = None
+            return
+        reach = reach_of(max(abs(end) for end in self.view.range()))
+        with torch.no_grad():
+            points = n_points(self.mixture().mean, self.log_vars, reach)
+        if points > CAPACITY and wanted == "table":
+            raise ConfigError(
+                f"method 'table': this mixture needs {points} points, more than {CAPACITY}, to resolve its narrowest "
+                "component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
+            )
+        self.reach = reach if points <= CAPACITY else None
+
+    def _table_is_faster(self) -> bool:
+        here = available_backends(self.means)
+        backend = here[0] if self.config.backend == "auto" else self.config.backend
+        size = self.view.n_weights * len(self.log_vars)
+        return backend != "torch" and backend in here and size >= TABLE_FROM[self.means.device.type]
 
     def current_view(self) -> WeightView:
         """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
@@ -102,10 +137,16 @@ class MixturePrior(nn.Module):
     def neg_log_prior(self) -> Tensor:
         """-log p(w, theta) in nats, a 0-d tensor: the mixture on all shared weights, plus the hyper-priors.
 
-        The hyper-priors are without their constants, which no gradient sees.
+        The hyper-priors are without their constants, which no gradient sees. Under `torch.no_grad` it is exact and on
+        all weights, whatever the method and the sample.
         """
         mixture = self.mixture()
-        loss = mixture_nll(self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var, self.config.backend)
+        sweep = self._training_sweep() if torch.is_grad_enabled() else find_sweep(self.means, self.config.backend)
+        loss = mixture_nll(sweep, self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var)
+        return loss + self._hyper_priors(mixture)
+
+    def _hyper_priors(self, mixture: Mixture) -> Tensor:
+        loss = mixture.mean.new_zeros(())
         if self.config.zero_precision_prior is not None:
             loss = loss + self.config.zero_precision_prior.neg_log_density(mixture.log_var[:1])
         if self.config.free_precision_prior is not None:
@@ -114,13 +155,42 @@ class MixturePrior(nn.Module):
             loss = loss + self.config.mixing_prior.neg_log_density(mixture.log_mixing)
         return loss
 
+    def _training_sweep(self) -> Sweep:
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0 and not _capturing():
+            self.choose_method()
+        sweep = find_sweep(self.means, self.config.backend, self.reach)
+        return sampled(sweep, self.config.sample_one_in, self.config.sample_schedule)
+
     def loss(self, tau: float, n_examples: int) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
-        if not 0 <= tau < math.inf:
-            raise ConfigError(f"tau: expected a number of at least 0, got {tau}")
-        if n_examples < 1:
-            raise ConfigError(f"n_examples: expected the size of the training set, at least 1, got {n_examples}")
-        return (tau / n_examples) * self.neg_log_prior()
+        return _scale(tau, n_examples) * self.neg_log_prior()
+
+    def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
+        """`loss(tau, n_examples).backward()`, faster and without memory of its own; returns the loss, detached.
+
+        To be called after the backward of the task loss: it adds to the gradients that are there.
+        """
+        return self.add_scaled_gradients_(self.means.new_full((), _scale(tau, n_examples)))
+
+    def add_scaled_gradients_(
+        self,
+        scale: Tensor,  # 0-d
+    ) -> Tensor:  # 0-d
+        """The same with tau / N in a tensor, as a captured step needs it."""
+        mixture, weights = self.mixture(), self.view.tensors
+        for w in weights:
+            if w.grad is None and w.requires_grad:
+                w.grad = torch.zeros_like(w)
+        grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+        parameters = (mixture.log_mixing, mixture.mean, mixture.log_var)
+        loss, mixture_grads = mixture_nll_grad_(self._training_sweep(), weights, grads, *parameters, scale)
+        hyper = self._hyper_priors(mixture)
+        pushed = [(p, g) for p, g in zip(parameters, scale * mixture_grads, strict=True) if p.requires_grad]
+        if hyper.requires_grad:
+            pushed.append((hyper, scale))
+        torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
+        return scale * (loss + hyper.detach())
 
     def param_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""
@@ -136,6 +206,18 @@ class MixturePrior(nn.Module):
         from softshare.route import quantize_prior  # the one import against the stream: a convenience for users
 
         return quantize_prior(self, config or MergeConfig())
+
+
+def _scale(tau: float, n_examples: int) -> float:
+    if not 0 <= tau < math.inf:
+        raise ConfigError(f"tau: expected a number of at least 0, got {tau}")
+    if n_examples < 1:
+        raise ConfigError(f"n_examples: expected the size of the training set, at least 1, got {n_examples}")
+    return tau / n_examples
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _initial_means(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.prior import MixturePrior
+from softshare.step import CapturedStep, Step
 from softshare.task import Task
 
 CHECK_EVERY = 50  # steps between looks at the loss: each look makes a GPU wait
@@ -57,10 +58,7 @@ def retrain_(
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
-    groups: list[dict[str, Any]] = [{"params": list(task.model.parameters()), "lr": config.lr_weights}]
-    optimizer = torch.optim.Adam(groups + (prior.param_groups() if prior else []))
-    for group in optimizer.param_groups:
-        group["base_lr"] = group["lr"]
+    run_step = (CapturedStep if config.capture else Step)(task, prior, config.lr_weights)
     steps = _length(task.train)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
@@ -71,7 +69,7 @@ def retrain_(
             good = _state(task, prior)
             try:
                 if epoch > 0:
-                    task_loss, tau, steps = _train_epoch(task, prior, optimizer, config, epoch, steps, hooks)
+                    task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks)
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
@@ -89,13 +87,15 @@ def retrain_(
 def _train_epoch(
     task: Task,
     prior: MixturePrior | None,
-    optimizer: torch.optim.Optimizer,
+    run_step: Step,
     config: RetrainConfig,
     epoch: int,
     expected_steps: int | None,
     hooks: Sequence[Hook],
 ) -> tuple[float, float, int]:  # mean task loss, tau of the last step, steps
     task.model.train()
+    if prior:
+        prior.choose_method()
     device = next(task.model.parameters()).device
     task_sum, loss_sum = torch.zeros(2, device=device)
     step, tau = 0, 0.0
@@ -103,20 +103,10 @@ def _train_epoch(
         progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
         tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
-        for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * decay
-
-        task_loss = task.loss(task.model, batch)
-        _require_mean(task_loss)
-        if epoch == step == 1 and not math.isfinite(float(task_loss.detach())):
-            raise ConfigError(f"Task.loss returned {float(task_loss.detach())} on the first batch, before any training")
-        loss = task_loss + prior.loss(tau, task.n_examples) if prior else task_loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-        task_sum += task_loss.detach()
-        loss_sum += loss.detach()
+        run_step.set(tau, decay)
+        task_loss, loss = run_step(batch)
+        task_sum += task_loss
+        loss_sum += loss
         if step % CHECK_EVERY == 0:
             _require_finite("the loss", float(loss_sum))
         for hook in hooks:
@@ -155,13 +145,6 @@ def _record(
             components_alive=int((counts.sum(0) > 0).sum()),
             density={s.name: d for s, d in zip(prior.view.shared, density, strict=True)},
         )
-
-
-def _require_mean(loss: Tensor) -> None:
-    """A vector here would be summed by backward, and the task would weigh its batch size times too much."""
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ConfigError(f"Task.loss must return the mean loss over the batch as a 0-d tensor, got {came}")
 
 
 def _require_finite(what: str, value: float) -> None:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from softshare.errors import NotAvailableError
 
-# weights, log_mixing, mean, log_var, gradients to fill or None -> the loss, and the sums over weights of r, r p d and
-# r (p d^2 - 1), (3, J): both float64. `_MixtureNLL` says what for.
-Sweep = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Sequence[Tensor] | None], tuple[Tensor, Tensor]]
+class Sweep(Protocol):
+    """The loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J), both float64: see `_mixture_grads`.
+
+    Weights and gradients are 1-d and contiguous. Without a scale the gradients are filled with d loss / d w, with one
+    `scale` times that is added to them; loss and sums are not scaled. `times` says how often each weight counts in the
+    loss and the sums.
+    """
+
+    def __call__(
+        self,
+        weights: Sequence[Tensor],
+        log_mixing: Tensor,  # (J,)
+        mean: Tensor,  # (J,)
+        log_var: Tensor,  # (J,)
+        grads: Sequence[Tensor] | None,
+        scale: Tensor | None = None,  # 0-d
+        times: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
 
 # Values of one (J, chunk) buffer: small enough for the cache on a CPU, large enough to fill a GPU.
 CHUNK_VALUES = {"cpu": 2**19, "cuda": 2**24}
@@ -42,11 +54,8 @@ def mixture_nll_ref(weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor,
     return -torch.logsumexp(log_joint(w, log_mixing, mean, log_var), 0).sum()
 
 
-def mixture_nll(
-    weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor, backend: str = "auto"
-) -> Tensor:
+def mixture_nll(sweep: Sweep, weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """The same function, fused: loss and all gradients in one sweep, no N x J tensor; backward only scales."""
-    sweep = _sweep(backend, mean)
     if not torch.is_grad_enabled():  # forward cannot tell by itself, and would compute gradients for nobody
         log_mixing, mean, log_var = log_mixing.detach(), mean.detach(), log_var.detach()
         weights = [w.detach() for w in weights]
@@ -54,35 +63,28 @@ def mixture_nll(
     return loss
 
 
-def available_backends(
+@torch.no_grad()
+def mixture_nll_grad_(
+    sweep: Sweep,
+    weights: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    log_mixing: Tensor,  # (J,)
     mean: Tensor,  # (J,)
-) -> list[str]:
-    """What can compute a mixture of this device and dtype here, the fastest first."""
-    fits = {
-        "triton": mean.device.type == "cuda" and mean.dtype == torch.float32 and _installed("triton"),
-        "numba": mean.device.type == "cpu" and mean.dtype == torch.float32 and _installed("numba"),
-        "torch": True,
-    }
-    return [name for name, fit in fits.items() if fit]
+    log_var: Tensor,  # (J,)
+    scale: Tensor,  # 0-d
+) -> tuple[Tensor, Tensor]:  # 0-d; (3, J)
+    """The loss and its gradients by log_mixing, mean and log_var; adds `scale` times those by the weights to `grads`.
 
-
-@cache
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
-
-
-def _sweep(backend: str, mean: Tensor) -> Sweep:
-    available = available_backends(mean)
-    if backend not in ("auto", *available):
-        where = f"a {mean.dtype} mixture on {mean.device.type}".replace("torch.", "")
-        raise NotAvailableError(
-            f"backend {backend!r} cannot compute {where} here; available are {', '.join(available)}"
-        )
-    name = available[0] if backend == "auto" else backend
-    if name == "torch":
-        return sweep_torch
-    sweep: Sweep = import_module(f"softshare.kernels.mixture_{name}").sweep
-    return sweep
+    The training step's way: against autograd it saves the gradient's own memory and three passes over it.
+    """
+    own = [g.permute(_memory_order(w)) for w, g in zip(weights, grads, strict=True)]
+    outs = [g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format) for g in own]
+    flats = [_flat(w) for w in weights]
+    loss, sums = sweep(flats, log_mixing, mean, log_var, [out.view(-1) for out in outs], scale)
+    for g, out in zip(own, outs, strict=True):
+        if out is not g:
+            g += out
+    return loss.to(mean.dtype), _mixture_grads(sums, mean)
 
 
 @torch.no_grad()
@@ -100,8 +102,24 @@ def _chunks(n: int, mean: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, n, step))
 
 
+def _memory_order(t: Tensor) -> list[int]:
+    """Dimensions by falling stride: in that order a dense tensor lies in memory, channels last or transposed."""
+    return sorted(range(t.dim()), key=lambda d: -t.stride(d))
+
+
+def _flat(t: Tensor) -> Tensor:
+    """As one vector in the order of memory: a view, unless the tensor has gaps."""
+    return t.detach().permute(_memory_order(t)).reshape(-1)
+
+
 def sweep_torch(
-    weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor, grads: Sequence[Tensor] | None
+    weights: Sequence[Tensor],
+    log_mixing: Tensor,
+    mean: Tensor,
+    log_var: Tensor,
+    grads: Sequence[Tensor] | None,
+    scale: Tensor | None = None,
+    times: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A `Sweep` in plain torch, chunk by chunk: any device, any dtype."""
     precision = torch.exp(-log_var)[:, None]
@@ -111,44 +129,52 @@ def sweep_torch(
     loss = torch.zeros((), dtype=torch.float64, device=mean.device)
     sums = torch.zeros(3, len(mean), dtype=torch.float64, device=mean.device)
     for k, w in enumerate(weights):
-        flat, flat_grad = w.detach().reshape(-1), grads[k].view(-1) if grads is not None else None
-        for part in _chunks(len(flat), mean):
-            distance = flat[part].to(mean.dtype) - mean[:, None]  # (J, n)
+        for part in _chunks(len(w), mean):
+            distance = w[part].to(mean.dtype) - mean[:, None]  # (J, n)
             scaled = distance * precision
             joint = torch.addcmul(constant, distance, scaled, value=-0.5)
             largest = joint.amax(0)
             terms = joint.sub_(largest).clamp_(min=floor).exp_()
             total = terms.sum(0)
-            loss -= (largest + total.log()).sum(dtype=torch.float64)
-            if flat_grad is None:
+            evidence = largest + total.log()
+            loss -= (evidence if times is None else evidence * times[k][part]).sum(dtype=torch.float64)
+            if grads is None and times is None:
                 continue
-            responsibilities = terms.div_(total)
+            responsibilities = terms.div_(total if times is None else total / times[k][part])
             sums[0] += responsibilities.sum(1)
             scaled.mul_(responsibilities)
-            flat_grad[part] = scaled.sum(0)
+            if grads is not None:
+                score = scaled.sum(0)
+                grads[k][part] = score if scale is None else torch.addcmul(grads[k][part], scale, score)
             sums[1] += scaled.sum(1)
             sums[2] += scaled.mul_(distance).sub_(responsibilities).sum(1)
     return loss, sums
 
 
-class _MixtureNLL(torch.autograd.Function):
-    """With responsibility r_ij, d_ij = w_i - mean_j and precision p_j (docs/math.md, "Gradients"):
+def _mixture_grads(
+    sums: Tensor,  # (3, J) float64
+    mean: Tensor,  # (J,)
+) -> Tensor:  # (3, J)
+    """By log_mixing, mean and log_var. With responsibility r_ij, d_ij = w_i - mean_j and precision p_j (docs/math.md):
 
     d loss / d w_i          =  sum_j r_ij p_j d_ij
     d loss / d mean_j       = -sum_i r_ij p_j d_ij
     d loss / d log_var_j    = -sum_i r_ij (p_j d_ij^2 - 1) / 2
     d loss / d log_mixing_j = -sum_i r_ij
     """
+    return torch.stack([-sums[0], -sums[1], -0.5 * sums[2]]).to(mean.dtype)
 
+
+class _MixtureNLL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sweep: Sweep, log_mixing: Tensor, mean: Tensor, log_var: Tensor, *weights: Tensor) -> Tensor:
         need_grad = any(ctx.needs_input_grad)
         # In the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
-        grads = [torch.empty(w.shape, dtype=mean.dtype, device=w.device) for w in weights] if need_grad else None
-        loss, sums = sweep(weights, log_mixing, mean, log_var, grads)
+        grads = [torch.empty(w.numel(), dtype=mean.dtype, device=w.device) for w in weights] if need_grad else None
+        loss, sums = sweep([_flat(w) for w in weights], log_mixing, mean, log_var, grads)
         if grads is not None:
-            mixture_grads = torch.stack([-sums[0], -sums[1], -0.5 * sums[2]]).to(mean.dtype)
-            ctx.save_for_backward(mixture_grads, *grads)
+            shaped = [_like(g, w) for g, w in zip(grads, weights, strict=True)]
+            ctx.save_for_backward(_mixture_grads(sums, mean), *shaped)
             ctx.weight_dtypes = [w.dtype for w in weights]
         return loss.to(mean.dtype)
 
@@ -162,3 +188,10 @@ class _MixtureNLL(torch.autograd.Function):
             scaled = [g.mul_(upstream) for g in grads]  # autograd refuses a second backward after that
         own = (g.to(dtype) for g, dtype in zip(scaled, ctx.weight_dtypes, strict=True))
         return (None, *(upstream * mixture_grads).unbind(), *own)
+
+
+def _like(flat: Tensor, w: Tensor) -> Tensor:
+    """The inverse of `_flat`."""
+    order = _memory_order(w)
+    places = sorted(range(w.dim()), key=order.__getitem__)
+    return flat.view([w.shape[d] for d in order]).permute(places)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -33,16 +34,18 @@ _C5, _C4, _C3, _C2, _C1 = (
     np.float32(c) for c in (0.00094490347, 0.0092057977, 0.055297356, 0.24018015, 0.69314373)
 )  # fmt: skip
 _ONE = np.float32(1)
+NO_TENSOR = torch.empty(0)
+_NOTHING = NO_TENSOR.numpy()
 
 
-def _compiled(function: Function) -> Function:
+def compiled(function: Function) -> Function:
     try:
         return cast(Function, njit(fastmath=_VECTORIZE, nogil=True, cache=True)(function))
     except RuntimeError:  # no folder to keep the compiled code in
         return cast(Function, njit(fastmath=_VECTORIZE, nogil=True)(function))
 
 
-@_compiled
+@compiled
 def _joint(w: Floats, constant: Floats, mean: Floats, half_precision: Floats, joint: Floats, largest: Floats) -> None:
     """joint[j, i] = log2(mixing_j N(w_i | j)) and its maximum over j."""
     n = len(w)
@@ -57,7 +60,7 @@ def _joint(w: Floats, constant: Floats, mean: Floats, half_precision: Floats, jo
             largest[i] = max(largest[i], value)
 
 
-@_compiled
+@compiled
 def _terms(
     n: int,
     joint: Floats,
@@ -82,7 +85,7 @@ def _terms(
             total[i] += term
 
 
-@_compiled
+@compiled
 def _log2_evidence(n: int, largest: Floats, total: Floats) -> float:
     """Sum of log2 p(w_i) over the block; logarithms of products, for products are cheap."""
     out = 0.0
@@ -95,21 +98,32 @@ def _log2_evidence(n: int, largest: Floats, total: Floats) -> float:
     return out
 
 
-@_compiled
+@compiled
+def _log2_evidence_of_points(n: int, largest: Floats, total: Floats, times: Floats) -> float:
+    out = 0.0
+    for i in range(n):
+        out += float(times[i]) * (float(largest[i]) + math.log2(float(total[i])))
+    return out
+
+
+@compiled
 def _gradients(
     w: Floats,
     terms: Floats,
     total: Floats,
     mean: Floats,
     precision: Floats,
-    grad: Floats,
+    times: Floats,  # empty: 1 each
+    score: Floats,
     sums: npt.NDArray[np.float64],
 ) -> None:
-    """d loss / d w into grad; sums[:, j] += sum_i of r, r p d and r (p d^2 - 1)."""
+    """times d loss / d w into score; sums[:, j] += sum_i of r, r p d and r (p d^2 - 1)."""
     n = len(w)
     for i in range(n):
         total[i] = _ONE / total[i]
-        grad[i] = np.float32(0)
+        score[i] = np.float32(0)
+    for i in range(len(times)):
+        total[i] *= times[i]
     for j in range(len(mean)):
         m, p = mean[j], precision[j]
         sum_r, sum_d, sum_dd = np.float32(0), np.float32(0), np.float32(0)
@@ -117,7 +131,7 @@ def _gradients(
             responsibility = terms[j, i] * total[i]
             distance = w[i] - m
             pull = responsibility * distance * p
-            grad[i] += pull
+            score[i] += pull
             sum_r += responsibility
             sum_d += pull
             sum_dd += responsibility * (p * distance * distance - _ONE)
@@ -126,19 +140,22 @@ def _gradients(
         sums[2, j] += sum_dd
 
 
-@_compiled
+@compiled
 def _sweep_part(
     w: Floats,
     constant: Floats,
     mean: Floats,
     precision: Floats,
     half_precision: Floats,
-    grad: Floats,  # empty: only the loss is wanted
+    grad: Floats,  # empty: not wanted
+    add: bool,
+    scale: np.float32,
+    times: Floats,  # empty: 1 each
     sums: npt.NDArray[np.float64],  # (4, J): those of `_gradients`, and the loss in [3, 0]
 ) -> None:
     n_components = len(mean)
     joint = np.empty((n_components, BLOCK), np.float32)
-    largest, total = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    largest, total, score = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     power_bits = np.empty(BLOCK, np.int32)
     power = power_bits.view(np.float32)
     log2_evidence = 0.0
@@ -147,9 +164,20 @@ def _sweep_part(
         n = len(block)
         _joint(block, constant, mean, half_precision, joint, largest)
         _terms(n, joint, largest, total, power_bits, power)
-        log2_evidence += _log2_evidence(n, largest, total)
+        if len(times) > 0:
+            log2_evidence += _log2_evidence_of_points(n, largest, total, times[start : start + BLOCK])
+        else:
+            log2_evidence += _log2_evidence(n, largest, total)
+        if len(grad) > 0 or len(times) > 0:
+            _gradients(block, joint, total, mean, precision, times[start : start + BLOCK], score, sums)
         if len(grad) > 0:
-            _gradients(block, joint, total, mean, precision, grad[start : start + BLOCK], sums)
+            out = grad[start : start + BLOCK]
+            if add:
+                for i in range(n):
+                    out[i] += scale * score[i]
+            else:
+                for i in range(n):
+                    out[i] = score[i]
     sums[3, 0] = -log2_evidence / LOG2_E
 
 
@@ -159,30 +187,54 @@ def sweep(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
     grads: Sequence[Tensor] | None,
+    scale: Tensor | None = None,
+    times: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J), both float64; fills `grads`."""
+    """A `Sweep`."""
     precision = torch.exp(-log_var.double())  # float64, so that each constant is rounded once
     constant = LOG2_E * (log_mixing.double() - 0.5 * (log_var.double() + math.log(2 * math.pi)))
     c, m, p, h = (t.float().numpy() for t in (constant, mean, precision, 0.5 * LOG2_E * precision))
-    nothing = mean.new_empty(0)
-    parts = []
-    for k, w in enumerate(weights):
-        flat, grad = w.detach().reshape(-1), grads[k].view(-1) if grads is not None else nothing
-        parts += [(flat[i : i + PART], grad[i : i + PART]) for i in range(0, len(flat), PART)]
+    add, factor = scale is not None, np.float32(1 if scale is None else float(scale))
+    parts, grad_parts, times_parts = cut(weights), cut(grads or ()), cut(times or ())
     sums = np.zeros((len(parts), 4, len(mean)))
 
     def one(k: int) -> None:
-        part, grad = parts[k]
-        _sweep_part(part.float().numpy(), c, m, p, h, grad.numpy(), sums[k])
+        multiples = times_parts[k].numpy() if times_parts else _NOTHING
+        with as_float32(grad_parts[k] if grad_parts else NO_TENSOR, add) as out:
+            _sweep_part(parts[k].float().numpy(), c, m, p, h, out, add, factor, multiples, sums[k])
 
-    threads = min(torch.get_num_threads(), len(parts))
-    if threads > 1:
-        list(_pool(threads, os.getpid()).map(one, range(len(parts))))
-    else:
-        for k in range(len(parts)):
-            one(k)
+    in_threads(one, len(parts))
     total = torch.from_numpy(sums.sum(0))
     return total[3, 0], total[:3]
+
+
+def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t[i : i + PART] for t in tensors for i in range(0, len(t), PART)]
+
+
+@contextmanager
+def as_float32(grad: Tensor, add: bool) -> Iterator[Floats]:
+    """An array to write into: the tensor's own memory, or that of a copy which is written back."""
+    if grad.dtype == torch.float32:
+        yield grad.numpy()
+    else:
+        copy = grad.float() if add else torch.empty(grad.shape)
+        yield copy.numpy()
+        grad.copy_(copy)
+
+
+def n_threads(n_parts: int) -> int:
+    return min(torch.get_num_threads(), n_parts)
+
+
+def in_threads(function: Callable[[int], None], n: int) -> None:
+    """function(0) to function(n - 1)."""
+    threads = n_threads(n)
+    if threads > 1:
+        list(_pool(threads, os.getpid()).map(function, range(n)))
+    else:
+        for k in range(n):
+            function(k)
 
 
 @cache

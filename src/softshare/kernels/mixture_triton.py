@@ -1,7 +1,7 @@
 """The mixture's loss and all its gradients in one sweep on the GPU, in Triton.
 
 One warp works alone: each thread holds one weight and the terms of all components in registers, so that nothing is
-exchanged between threads until the sums at the end. A weight and a component take 12 instructions and one exponential,
+exchanged between threads until the sums at the end. A weight and a component take 10 instructions and one exponential,
 and the next weights are loaded while these are computed. Programs walk over the weights in a fixed order and write
 their sums apart; a second kernel adds those up in float64: the same bits in every run.
 """
@@ -21,10 +21,12 @@ BLOCK = 32  # weights of a program at a time: one per thread of its one warp
 PROGRAMS_PER_SM = 64
 MOST_IN_REGISTERS = 32  # components beside the first that a thread can hold
 TILE = 2048  # weights of a program of the kernel for more of them
+REGISTERS = {16: 128}  # of a thread with so many free components: 16 warps a multiprocessor are worth a few spilled
 ROWS = 128  # of partial sums at a time
 FAST = os.environ.get("TRITON_INTERPRET") != "1"  # single instructions for exp2 and 1 / x; the interpreter has none
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+FAINT_BITS = tl.constexpr(0x0D800000)  # the float 2^-100
 LOG_2PI = tl.constexpr(1.8378770664093453)
 TO_NATS = tl.constexpr(1.3862943611198906)  # 2 log 2
 
@@ -51,27 +53,43 @@ def _inverse(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, j, components):
-    """log2 of the largest density, mean, and the root of half the precision, in log2 units; each rounded once."""
+def _prepare(log_mixing_ptr, mean_ptr, log_var_ptr, out_ptr, components, WIDTH: tl.constexpr):
+    """log2 of the highest density, mean, and the root of half the precision in log2 units, each rounded once."""
+    j = tl.arange(0, WIDTH)
     live = j < components
     log_var = tl.load(log_var_ptr + j, mask=live, other=0.0).to(tl.float64)
     log_mixing = tl.load(log_mixing_ptr + j, mask=live, other=-1e30).to(tl.float64)
-    constant = ((log_mixing - 0.5 * (log_var + LOG_2PI)) * LOG2_E).to(tl.float32)
-    root = tl.sqrt(tl.exp(-log_var) * (0.5 * LOG2_E)).to(tl.float32)
-    return constant, tl.load(mean_ptr + j, mask=live, other=0.0), root
+    tl.store(out_ptr + j, ((log_mixing - 0.5 * (log_var + LOG_2PI)) * LOG2_E).to(tl.float32))
+    tl.store(out_ptr + WIDTH + j, tl.load(mean_ptr + j, mask=live, other=0.0))
+    tl.store(out_ptr + 2 * WIDTH + j, tl.sqrt(tl.exp(-log_var) * (0.5 * LOG2_E)).to(tl.float32))
+
+
+@triton.jit
+def _store_grad(grad_ptr, at, grad, scale_ptr, mask, ADD: tl.constexpr):
+    if ADD:
+        grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32) + tl.load(scale_ptr) * grad
+    tl.store(grad_ptr + at, grad, mask=mask)
 
 
 @triton.jit
 def _sweep_in_registers(
-    w_ptr, grad_ptr, log_mixing_ptr, mean_ptr, log_var_ptr, out_ptr, n, components,
-    FREE: tl.constexpr, BLOCK: tl.constexpr, GRAD: tl.constexpr, FAST: tl.constexpr,
+    w_ptr, grad_ptr, scale_ptr, times_ptr, mixture_ptr, out_ptr, n,
+    FREE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    GRAD: tl.constexpr, ADD: tl.constexpr, TIMES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """With y = (w - mean) root, log2 of a term is constant - y^2. Sums of a program: r, r y, r (p d^2 - 1), log2 p."""
-    WIDTH: tl.constexpr = FREE + 1
+    """With y = (w - mean) root, log2 of a term is constant - y^2. A program's sums: r, r y, r (p d^2 - 1), log2 p.
+
+    The highest density stands in for the largest term, which saves two instructions a term; blocks in which a weight is
+    so far from every component that its total is faint are computed again with the largest term.
+    """
     j = 1 + tl.arange(0, FREE)
-    constant0, mean0, root0 = _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, 0, components)
-    constant, mean, root = _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, j, components)
-    constant, mean, root = constant[:, None], mean[:, None], root[:, None]
+    constant0, mean0, root0 = tl.load(mixture_ptr), tl.load(mixture_ptr + WIDTH), tl.load(mixture_ptr + 2 * WIDTH)
+    constant = tl.load(mixture_ptr + j)
+    mean = tl.load(mixture_ptr + WIDTH + j)[:, None]
+    root = tl.load(mixture_ptr + 2 * WIDTH + j)[:, None]
+    highest = tl.maximum(tl.max(constant, 0), constant0)
+    constant0 -= highest
+    constant = (constant - highest)[:, None]
     sum_r0 = tl.zeros([BLOCK], tl.float32)
     sum_y0 = tl.zeros([BLOCK], tl.float32)
     sum_yy0 = tl.zeros([BLOCK], tl.float32)
@@ -92,19 +110,26 @@ def _sweep_in_registers(
         ahead = tl.load(w_ptr + at + step, mask=at + step < n, other=0.0)
         y0 = (w - mean0) * root0
         y = (w[None, :] - mean) * root
-        joint0 = constant0 - y0 * y0
-        joint = constant - y * y
-        largest = tl.maximum(tl.max(joint, 0), joint0)
-        term0 = _exp2(joint0 - largest, FAST)
-        term = _exp2(joint - largest[None, :], FAST)
+        term0 = _exp2(constant0 - y0 * y0, FAST)
+        term = _exp2(constant - y * y, FAST)
         total = tl.sum(term, 0) + term0
-        evidence += tl.where(live, largest + _log2(total, FAST), 0.0)
-        if GRAD:
-            inverse = tl.where(live, _inverse(total, FAST), 0.0)
+        largest = tl.zeros([BLOCK], tl.float32)
+        if tl.min(total.to(tl.int32, bitcast=True), 0) < FAINT_BITS:
+            joint0 = constant0 - y0 * y0
+            joint = constant - y * y
+            largest = tl.maximum(tl.max(joint, 0), joint0)
+            term0 = _exp2(joint0 - largest, FAST)
+            term = _exp2(joint - largest[None, :], FAST)
+            total = tl.sum(term, 0) + term0
+        times = tl.load(times_ptr + at, mask=live, other=0.0) if TIMES else 1.0
+        evidence += tl.where(live, times * (highest + largest + _log2(total, FAST)), 0.0)
+        if GRAD or TIMES:
+            inverse = tl.where(live, times * _inverse(total, FAST), 0.0)
             ty0 = term0 * y0
             ty = term * y
-            grad = (root0 * ty0 + tl.sum(root * ty, 0)) * (inverse * TO_NATS)
-            tl.store(grad_ptr + at, grad, mask=live)
+            if GRAD:
+                grad = (root0 * ty0 + tl.sum(root * ty, 0)) * (inverse * TO_NATS)
+                _store_grad(grad_ptr, at, grad, scale_ptr, live, ADD)
             sum_r0 += term0 * inverse
             sum_y0 += ty0 * inverse
             sum_yy0 += (ty0 * y0) * inverse
@@ -114,19 +139,20 @@ def _sweep_in_registers(
 
     row = out_ptr + program * (3 * WIDTH + 1)
     tl.store(row + 3 * WIDTH, tl.sum(evidence, 0))
-    if GRAD:
+    if GRAD or TIMES:
         tl.store(row, tl.sum(sum_r0, 0))
-        tl.store(row + WIDTH, tl.sum(sum_y0, 0))
+        tl.store(row + WIDTH, tl.sum(sum_y0, 0) * root0 * TO_NATS)
         tl.store(row + 2 * WIDTH, tl.sum(sum_yy0 * TO_NATS - sum_r0, 0))
         tl.store(row + j, tl.sum(sum_r, 1))
-        tl.store(row + WIDTH + j, tl.sum(sum_y, 1))
+        tl.store(row + WIDTH + j, tl.sum(sum_y * (root * TO_NATS), 1))
         tl.store(row + 2 * WIDTH + j, tl.sum(sum_yy * TO_NATS - sum_r, 1))
 
 
 @triton.jit
 def _sweep_in_tiles(
-    w_ptr, grad_ptr, log_mixing_ptr, mean_ptr, log_var_ptr, out_ptr, n, components,
-    TILE: tl.constexpr, GRAD: tl.constexpr, FAST: tl.constexpr,
+    w_ptr, grad_ptr, scale_ptr, times_ptr, mixture_ptr, out_ptr, n, components,
+    WIDTH: tl.constexpr, TILE: tl.constexpr,
+    GRAD: tl.constexpr, ADD: tl.constexpr, TIMES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The same for any number of components: one tile of weights a program, each component three times."""
     program = tl.program_id(0)
@@ -135,56 +161,42 @@ def _sweep_in_tiles(
     w = tl.load(w_ptr + at, mask=live, other=0.0).to(tl.float32)
     largest = tl.full([TILE], float("-inf"), tl.float32)
     for j in range(components):
-        constant, mean, root = _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, j, components)
-        y = (w - mean) * root
-        largest = tl.maximum(largest, constant - y * y)
+        y = (w - tl.load(mixture_ptr + WIDTH + j)) * tl.load(mixture_ptr + 2 * WIDTH + j)
+        largest = tl.maximum(largest, tl.load(mixture_ptr + j) - y * y)
     total = tl.zeros([TILE], tl.float32)
     for j in range(components):
-        constant, mean, root = _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, j, components)
-        y = (w - mean) * root
-        total += _exp2(constant - y * y - largest, FAST)
-    row = out_ptr + program * (3 * components + 1)
-    tl.store(row + 3 * components, tl.sum(tl.where(live, largest + _log2(total, FAST), 0.0), 0))
-    if GRAD:
-        inverse = tl.where(live, _inverse(total, FAST), 0.0)
+        y = (w - tl.load(mixture_ptr + WIDTH + j)) * tl.load(mixture_ptr + 2 * WIDTH + j)
+        total += _exp2(tl.load(mixture_ptr + j) - y * y - largest, FAST)
+    times = tl.load(times_ptr + at, mask=live, other=0.0) if TIMES else 1.0
+    row = out_ptr + program * (3 * WIDTH + 1)
+    tl.store(row + 3 * WIDTH, tl.sum(tl.where(live, times * (largest + _log2(total, FAST)), 0.0), 0))
+    if GRAD or TIMES:
+        inverse = tl.where(live, times * _inverse(total, FAST), 0.0)
         grad = tl.zeros([TILE], tl.float32)
         for j in range(components):
-            constant, mean, root = _parameters(log_mixing_ptr, mean_ptr, log_var_ptr, j, components)
-            y = (w - mean) * root
-            r = inverse * _exp2(constant - y * y - largest, FAST)
-            grad += root * r * y * TO_NATS
+            root = tl.load(mixture_ptr + 2 * WIDTH + j)
+            y = (w - tl.load(mixture_ptr + WIDTH + j)) * root
+            r = inverse * _exp2(tl.load(mixture_ptr + j) - y * y - largest, FAST)
+            pull = r * y * root * TO_NATS
+            grad += pull
             tl.store(row + j, tl.sum(r, 0))
-            tl.store(row + components + j, tl.sum(r * y, 0))
-            tl.store(row + 2 * components + j, tl.sum(r * (y * y * TO_NATS - 1.0), 0))
-        tl.store(grad_ptr + at, grad, mask=live)
+            tl.store(row + WIDTH + j, tl.sum(pull, 0))
+            tl.store(row + 2 * WIDTH + j, tl.sum(r * (y * y * TO_NATS - 1.0), 0))
+        if GRAD:
+            _store_grad(grad_ptr, at, grad, scale_ptr, live, ADD)
 
 
 @triton.jit
-def _add_up(in_ptr, log_var_ptr, out_ptr, rows, width, components, ROWS: tl.constexpr):
-    """Component j, of one program: sums of r, r p d and r (p d^2 - 1) over the rows; past the last one: the loss."""
-    j = tl.program_id(0)
-    stride = 3 * width + 1
+def _add_up(in_ptr, out_ptr, rows, components, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Program k: the k-th of 3 * components sums over the rows, in float64; the one past the last: the loss."""
+    k = tl.program_id(0)
     i = tl.arange(0, ROWS)
-    if j == components:
-        loss = tl.zeros([ROWS], tl.float64)
-        for start in range(0, rows, ROWS):
-            at = start + i
-            loss += tl.load(in_ptr + at * stride + 3 * width, mask=at < rows, other=0.0).to(tl.float64)
-        tl.store(out_ptr + 3 * components, -tl.sum(loss, 0) / LOG2_E)
-    else:
-        r = tl.zeros([ROWS], tl.float64)
-        ry = tl.zeros([ROWS], tl.float64)
-        excess = tl.zeros([ROWS], tl.float64)
-        for start in range(0, rows, ROWS):
-            at = start + i
-            row = in_ptr + at * stride + j
-            r += tl.load(row, mask=at < rows, other=0.0).to(tl.float64)
-            ry += tl.load(row + width, mask=at < rows, other=0.0).to(tl.float64)
-            excess += tl.load(row + 2 * width, mask=at < rows, other=0.0).to(tl.float64)
-        root = tl.sqrt(tl.exp(-tl.load(log_var_ptr + j).to(tl.float64)) * (0.5 * LOG2_E))
-        tl.store(out_ptr + j, tl.sum(r, 0))
-        tl.store(out_ptr + components + j, root * tl.sum(ry, 0) * TO_NATS)
-        tl.store(out_ptr + 2 * components + j, tl.sum(excess, 0))
+    column = tl.where(k == 3 * components, 3 * WIDTH, k // components * WIDTH + k % components)
+    total = tl.zeros([ROWS], tl.float64)
+    for start in range(0, rows, ROWS):
+        at = start + i
+        total += tl.load(in_ptr + at * (3 * WIDTH + 1) + column, mask=at < rows, other=0.0).to(tl.float64)
+    tl.store(out_ptr + k, tl.sum(total, 0) * tl.where(k == 3 * components, -1.0 / LOG2_E, 1.0))
 
 
 def sweep(
@@ -193,30 +205,33 @@ def sweep(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
     grads: Sequence[Tensor] | None,
+    scale: Tensor | None = None,
+    times: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A `Sweep`. Nothing here waits for the GPU, so it can be captured into a graph."""
     components = len(mean)
     in_registers = components - 1 <= MOST_IN_REGISTERS
-    width = 1 + triton.next_power_of_2(max(1, components - 1)) if in_registers else components
-    mixture = [t.detach().contiguous() for t in (log_mixing, mean, log_var)]
-    flats = [w.detach().reshape(-1) for w in weights]
-    rows = [_programs(len(flat), mean.device, in_registers) for flat in flats]
+    free = triton.next_power_of_2(max(1, components - 1))
+    width = triton.next_power_of_2(free + 1)
+    mixture = torch.empty(3, width, device=mean.device)
+    _prepare[(1,)](log_mixing.contiguous(), mean.contiguous(), log_var.contiguous(), mixture, components, WIDTH=width)
+    rows = [_programs(len(w), mean.device, in_registers) for w in weights]
     partial = torch.empty(sum(rows), 3 * width + 1, device=mean.device)
+    kinds = {"GRAD": grads is not None, "ADD": scale is not None, "TIMES": times is not None, "FAST": FAST}
     first = 0
-    for k, (flat, n_rows) in enumerate(zip(flats, rows, strict=True)):
+    for k, (w, n_rows) in enumerate(zip(weights, rows, strict=True)):
         if n_rows == 0:
             continue
-        grad = flat if grads is None else grads[k].view(-1)
-        arguments = (flat, grad, *mixture, partial[first : first + n_rows], len(flat), components)
+        given = (w, grads[k] if grads else w, mean if scale is None else scale, times[k] if times else w)
+        arguments = (*given, mixture, partial[first : first + n_rows], len(w))
         if in_registers:
-            _sweep_in_registers[(n_rows,)](
-                *arguments, FREE=width - 1, BLOCK=BLOCK, GRAD=grads is not None, FAST=FAST, num_warps=1
-            )
+            sizes = {"FREE": free, "WIDTH": width, "BLOCK": BLOCK}
+            _sweep_in_registers[(n_rows,)](*arguments, **sizes, **kinds, num_warps=1, maxnreg=REGISTERS.get(free, 255))
         else:
-            _sweep_in_tiles[(n_rows,)](*arguments, TILE=TILE, GRAD=grads is not None, FAST=FAST)
+            _sweep_in_tiles[(n_rows,)](*arguments, components, WIDTH=width, TILE=TILE, **kinds)
         first += n_rows
     out = torch.empty(3 * components + 1, dtype=torch.float64, device=mean.device)
-    _add_up[(components + 1,)](partial, mixture[2], out, first, width, components, ROWS=ROWS)
+    _add_up[(3 * components + 1,)](partial, out, first, components, WIDTH=width, ROWS=ROWS)
     return out[-1], out[:-1].view(3, components)
 
 

@@ -1,0 +1,155 @@
+"""One training step, as it is or captured into a CUDA graph: a small network's steps are bound by launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softshare.errors import ConfigError
+from softshare.prior import MixturePrior
+from softshare.task import Task
+
+WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
+
+
+class Step:
+    """Gradients of the task loss and of the prior, and the optimizer's step. After the first, no GPU has to wait."""
+
+    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
+        self.task, self.prior = task, prior
+        self._scale = torch.zeros((), device=_device(task))
+        groups = [{"params": list(task.model.parameters()), "lr": lr_weights}]
+        self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
+        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._first = True
+
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
+
+    def set(self, tau: float, decay: float) -> None:
+        """The prior's weight, and what all learning rates are multiplied by, from now on."""
+        self._scale.fill_(tau / self.task.n_examples)
+        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(base * decay)
+            else:
+                group["lr"] = base * decay
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
+        """The task loss, and that of task and prior."""
+        task_loss = self.task.loss(self.task.model, batch)
+        self._check(task_loss)
+        self.optimizer.zero_grad()
+        task_loss.backward()
+        loss = task_loss = task_loss.detach()
+        if self.prior:
+            loss = task_loss + self.prior.add_scaled_gradients_(self._scale)
+        self.optimizer.step()
+        return task_loss, loss
+
+    def _check(self, task_loss: Tensor) -> None:
+        if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:
+            # backward would sum a vector, and the task would weigh its batch size times too much
+            came = f"shape {tuple(task_loss.shape)}" if isinstance(task_loss, Tensor) else type(task_loss).__name__
+            raise ConfigError(f"Task.loss must return the mean loss over the batch as a 0-d tensor, got {came}")
+        if self._first and not math.isfinite(value := float(task_loss.detach())):
+            raise ConfigError(f"Task.loss returned {value} on the first batch, before any training")
+        self._first = False
+
+
+def _device(task: Task) -> torch.device:
+    return next(task.model.parameters()).device
+
+
+class CapturedStep(Step):
+    """The same step: the first few as they are, then replayed from one graph for every shape of batch."""
+
+    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
+        if _device(task).type != "cuda":
+            raise ConfigError(f"capture: the network must be on a CUDA GPU, but it is on {_device(task)}")
+        if prior and prior.config.sample_one_in > 1:
+            raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
+        super().__init__(task, prior, lr_weights)
+        self._stream = torch.cuda.Stream(_device(task))
+        self._graphs: dict[Any, _Graph] = {}
+        self._warm, self._reach = 0, prior.reach if prior else None
+
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
+        return torch.optim.Adam(groups, fused=True, capturable=True)
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        reach = self.prior.reach if self.prior else None
+        if reach != self._reach:  # the prior is computed in another way now
+            self._graphs.clear()
+            self._warm, self._reach = 0, reach
+        if self._warm < WARM_UP:
+            self._warm += 1
+            return self._run_aside(batch)
+        tensors = list(_tensors(batch))
+        key = tuple((t.shape, t.dtype) for t in tensors)
+        if key not in self._graphs:
+            self._graphs[key] = _Graph(super().__call__, batch, self._stream)
+        return self._graphs[key].replay(tensors)
+
+    def _run_aside(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """On another stream, as what will be captured must have been."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            out = super().__call__(batch)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return out
+
+
+class _Graph:
+    def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: Any, stream: torch.cuda.Stream) -> None:
+        self._batch = _map(torch.clone, batch)
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self._graph, stream=stream):
+                self._out = step(self._batch)
+        except RuntimeError as problem:
+            raise ConfigError(
+                "capture: Task.loss cannot be captured into a CUDA graph; it must not wait for the GPU (.item(), "
+                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {problem}"
+            ) from problem
+
+    def replay(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        for own, new in zip(_tensors(self._batch), tensors, strict=True):
+            own.copy_(new)
+        self._graph.replay()
+        return self._out
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    found: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    _map(note, batch)
+    return iter(found)
+
+
+def _map(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The same batch with every tensor in it replaced."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: _map(function, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        items = [_map(function, value) for value in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        values = {f.name: _map(function, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **values)
+    raise ConfigError(
+        "capture: expected batches of tensors, in tuples, lists, dicts or dataclasses, but one holds a "
+        f"{type(batch).__name__}"
+    )
