@@ -104,7 +104,7 @@ def _chunks(n: int, mean: Tensor) -> Iterator[slice]:
 
 def _memory_order(t: Tensor) -> list[int]:
     """Dimensions by falling stride: in that order a dense tensor lies in memory, channels last or transposed."""
-    return sorted(range(t.dim()), key=lambda d: -t.stride(d))
+    return sorted(range(t.dim()), key=t.stride().__getitem__, reverse=True)
 
 
 def _flat(t: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Grid:
 
     @property
     def unit(self) -> float:
-        return self.reach / 2**OCTAVES
+        return math.ldexp(self.reach, -OCTAVES)
 
     @property
     def first(self) -> int:
@@ -65,7 +65,7 @@ Lookup = Callable[[Sequence[Tensor], Grid, Tensor, Sequence[Tensor] | None, bool
 
 def reach_of(largest: float) -> float:
     """A power of two at least four times the largest weight, so that they can grow."""
-    return 2.0 ** math.ceil(math.log2(max(4 * largest, 2.0**-100)))
+    return math.ldexp(1.0, math.ceil(math.log2(max(4 * largest, 2.0**-100))))
 
 
 def n_points(mean: Tensor, log_var: Tensor, reach: float) -> int:

@@ -23,6 +23,7 @@ MOST_IN_REGISTERS = 32  # components beside the first that a thread can hold
 TILE = 2048  # weights of a program of the kernel for more of them
 REGISTERS = {16: 128}  # of a thread with so many free components: 16 warps a multiprocessor are worth a few spilled
 ROWS = 128  # of partial sums at a time
+OPTIONS = {"enable_fp_fusion": True}  # which Triton 3.10 will no longer do by itself
 FAST = os.environ.get("TRITON_INTERPRET") != "1"  # single instructions for exp2 and 1 / x; the interpreter has none
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -214,10 +215,12 @@ def sweep(
     free = triton.next_power_of_2(max(1, components - 1))
     width = triton.next_power_of_2(free + 1)
     mixture = torch.empty(3, width, device=mean.device)
-    _prepare[(1,)](log_mixing.contiguous(), mean.contiguous(), log_var.contiguous(), mixture, components, WIDTH=width)
+    _prepare[(1,)](
+        log_mixing.contiguous(), mean.contiguous(), log_var.contiguous(), mixture, components, WIDTH=width, **OPTIONS
+    )
     rows = [_programs(len(w), mean.device, in_registers) for w in weights]
     partial = torch.empty(sum(rows), 3 * width + 1, device=mean.device)
-    kinds = {"GRAD": grads is not None, "ADD": scale is not None, "TIMES": times is not None, "FAST": FAST}
+    kinds = {"GRAD": grads is not None, "ADD": scale is not None, "TIMES": times is not None, "FAST": FAST, **OPTIONS}
     first = 0
     for k, (w, n_rows) in enumerate(zip(weights, rows, strict=True)):
         if n_rows == 0:
@@ -231,7 +234,7 @@ def sweep(
             _sweep_in_tiles[(n_rows,)](*arguments, components, WIDTH=width, TILE=TILE, **kinds)
         first += n_rows
     out = torch.empty(3 * components + 1, dtype=torch.float64, device=mean.device)
-    _add_up[(3 * components + 1,)](partial, out, first, components, WIDTH=width, ROWS=ROWS)
+    _add_up[(3 * components + 1,)](partial, out, first, components, WIDTH=width, ROWS=ROWS, **OPTIONS)
     return out[-1], out[:-1].view(3, components)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softshare.kernels import mixture_table as table
 from softshare.kernels.mixture_table import Grid
+from softshare.kernels.mixture_triton import OPTIONS
 
 BLOCK = 2048
 COUNT_PROGRAMS = 1056
@@ -84,8 +85,8 @@ def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
     cells = torch.empty(2 * table.CELLS, dtype=torch.int32, device=mean.device)
     grid = Grid(reach, cells, torch.empty(table.CAPACITY, device=mean.device))
     width = triton.next_power_of_2(2 * table.CELLS)
-    _cut_cells[(1,)](mean.contiguous(), log_var.contiguous(), cells, grid.unit, len(mean), WIDTH=width)
-    _fill_points[(2 * table.CELLS,)](cells, grid.points, grid.unit, BLOCK=128, num_warps=1)
+    _cut_cells[(1,)](mean.contiguous(), log_var.contiguous(), cells, grid.unit, len(mean), WIDTH=width, **OPTIONS)
+    _fill_points[(2 * table.CELLS,)](cells, grid.points, grid.unit, BLOCK=128, num_warps=1, **OPTIONS)
     return grid
 
 
@@ -161,10 +162,10 @@ def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequenc
     place = (grid.unit, grid.first, grid.last_bits)
     if grads is not None:
         pairs = torch.empty(table.CAPACITY, 2, device=score.device)
-        _pair_up[(table.CAPACITY // BLOCK,)](score, pairs, BLOCK=BLOCK)
+        _pair_up[(table.CAPACITY // BLOCK,)](score, pairs, BLOCK=BLOCK, **OPTIONS)
         for w, grad in weights_and_grads:
-            blocks = (triton.cdiv(len(w), BLOCK),)
-            _interpolate[blocks](w, grad, grid.cells, pairs.view(torch.int64), *place, len(w), ADD=add, BLOCK=BLOCK)
+            arguments = (w, grad, grid.cells, pairs.view(torch.int64), *place, len(w))
+            _interpolate[(triton.cdiv(len(w), BLOCK),)](*arguments, ADD=add, BLOCK=BLOCK, **OPTIONS)
 
     n = sum(len(w) for w, _ in weights_and_grads)
     n_rows = max(ROWS, -(-2 * n // table.MOST_COUNTED))
@@ -175,7 +176,8 @@ def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequenc
         blocks = triton.cdiv(len(w), BLOCK)
         stride = max(1, min(one_in, blocks // LEAST_BLOCKS))
         programs = (min(COUNT_PROGRAMS, triton.cdiv(blocks, stride)),)
-        _count[programs](w, counts, grid.cells, *place, len(w), n_rows, int(start * stride), stride, BLOCK=BLOCK)
+        arguments = (w, counts, grid.cells, *place, len(w), n_rows, int(start * stride), stride)
+        _count[programs](*arguments, BLOCK=BLOCK, **OPTIONS)
     histogram = torch.empty_like(grid.points)
-    _unpack[(table.CAPACITY // 128,)](counts, histogram, n_rows, BLOCK=128)
+    _unpack[(table.CAPACITY // 128,)](counts, histogram, n_rows, BLOCK=128, **OPTIONS)
     return histogram
