@@ -24,9 +24,11 @@ check: $(READY)  ## Lint (ruff) and types (mypy strict) only
 fuzz: $(READY)  ## Read a million mutated files, 10 to 20 minutes on two cores; FILES=N for another number
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --files $(FILES) --log benchmarks/fuzz.log
 
-bench: $(READY)  ## Measure the codec against others; rows are appended to benchmarks/results.csv
+bench: $(READY)  ## Measure the codec, the prior and training steps; rows are appended to benchmarks/results.csv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/bench_codec.py
+	$(BIN)/python benchmarks/bench_mixture.py
+	$(BIN)/python benchmarks/bench_step.py
 
 clean:  ## Remove the virtual environment and caches; runs/ is kept
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -93,7 +93,7 @@ def rival_rows(case: cases.Case, weights: QuantizedWeights, blank: Row, budget: 
         )
 
 
-def run_case(case: cases.Case, results: Results, budget: Budget) -> None:
+def run_case(case: cases.Case, results: Results[Row], budget: Budget) -> None:
     weights = case.make()
     order0 = entropy_bits(weights) / 8
     blank = Row("codec", case.name, case.n_weights, weights.n_nonzero, order0, "order-0 entropy", order0)
@@ -122,7 +122,7 @@ def table(title: str, rows: list[Row]) -> Table:
     return out
 
 
-def run_nncodec(paths: list[Path], python: str | None, quick: bool, results: Results) -> None:
+def run_nncodec(paths: list[Path], python: str | None, quick: bool, results: Results[Row]) -> None:
     if not python:
         reason = f"it needs an environment of its own ({nncodec_compare.INSTALL}); name its interpreter by "
         skipped("networks", "NNCodec", reason + "--nncodec-python or SOFTSHARE_NNCODEC_PYTHON")
@@ -152,7 +152,7 @@ def main() -> None:
     paths = options.networks or sorted((HERE / "networks").glob("*.sws"))
     if not paths:
         console.print(f"[yellow]no networks: none was given, and none is in {HERE.name}/networks")
-    results = Results(options.out)
+    results = Results[Row](options.out)
     console.print(f"run {results.run_id}, {CPUS} processors, rows appended to {options.out}")
 
     warm_up = cases.synthetic("", memory.WARM_UP, 0.02, False).make()

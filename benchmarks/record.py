@@ -1,7 +1,11 @@
-"""One CSV row per measurement. Rows are only ever appended; every run has an id of its own."""
+"""One CSV row per measurement. Rows are only ever appended; every run has an id of its own.
+
+`record.py --merge FILE` appends the rows of another file of the same columns, measured on another machine.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import gc
@@ -9,15 +13,17 @@ import os
 import platform
 import secrets
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Out = TypeVar("Out")
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ class Timing:
 
     def mw_s(self, n_weights: int) -> float:
         return n_weights / self.median / 1e3
+
+    def cells(self, what: str) -> dict[str, object]:
+        return {f"{what}_ms": self.median, f"{what}_ms_p20": self.p20, f"{what}_ms_p80": self.p80}
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ def timed(function: Callable[[], Out], budget: Budget) -> tuple[Out, Timing]:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; the columns are explained in README.md. What was not measured is None: an empty cell."""
+    """One measurement of a codec; README.md explains the columns. What was not measured is None: an empty cell."""
 
     benchmark: str
     case: str
@@ -81,7 +90,41 @@ class Row:
     error: float | None = None
     note: str = ""
 
+    def cells(self) -> dict[str, object]:
+        cells = _fields(self, TIMINGS)
+        cells["ratio_to_order0"] = self.n_bytes / self.order0_bytes if self.order0_bytes else None
+        for what in TIMINGS:
+            timing: Timing | None = getattr(self, what)
+            if timing is not None:
+                cells |= timing.cells(what) | {f"{what}_mw_s": timing.mw_s(self.n_weights)}
+        return cells
 
+
+@dataclass(frozen=True)
+class RunRow:
+    """One measurement of the prior or of a training step, likewise."""
+
+    benchmark: str
+    case: str
+    n_weights: int
+    method: str
+    device: str
+    run: Timing
+    threads: int | None = None
+    components: int | None = None
+    extra_mib: float | None = None
+    ratio_to_plain: float | None = None
+    ratio_to_copy: float | None = None
+    overhead_percent: float | None = None
+    score_error: float | None = None
+    loss_error: float | None = None
+    note: str = ""
+
+    def cells(self) -> dict[str, object]:
+        return _fields(self, ("run",)) | self.run.cells("run")
+
+
+AnyRow = TypeVar("AnyRow", Row, RunRow)
 TIMINGS = ("encode", "decode", "load")
 PACKAGES = ("numpy", "numba", "torch", "softshare", "constriction", "zstandard")
 COLUMNS = [
@@ -90,40 +133,67 @@ COLUMNS = [
     *("benchmark", "case", "n_weights", "n_nonzero", "order0_bytes", "method", "n_bytes", "ratio_to_order0", "threads"),
     *(f"{what}_{figure}" for what in TIMINGS for figure in ("ms", "ms_p20", "ms_p80", "mw_s")),
     *("encode_peak_mib", "decode_peak_mib", "error", "cpu", "cpu_count", "python", *PACKAGES, "note"),
+    *("device", "triton", "components", "run_ms", "run_ms_p20", "run_ms_p80", "extra_mib"),
+    *("ratio_to_plain", "ratio_to_copy", "overhead_percent", "score_error", "loss_error"),
 ]
 
 
-class Results:
+class Results(Generic[AnyRow]):
     """The CSV file of all runs, and the rows of this one."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, list[Row]()
+        self.path = path
+        self.rows: list[AnyRow] = []
         now = datetime.now(UTC)
         self.run_id = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-        self._constant = {"run_id": self.run_id, "cpu": cpu_name(), "cpu_count": os.cpu_count() or 1}
-        self._constant |= {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-        if path.exists() and path.stat().st_size:
-            with path.open(newline="") as file:
-                header = next(csv.reader(file))
-            if header != COLUMNS:
-                raise SystemExit(f"{path}: its columns are not those of this version; give another file with --out")
+        self._constant: dict[str, object] = {"run_id": self.run_id, "cpu": cpu_name(), "cpu_count": os.cpu_count() or 1}
+        self._constant |= {"python": platform.python_version()}
+        self._constant |= {name: _version(name) for name in (*PACKAGES, "triton")}
+        _check_columns(path)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: AnyRow) -> None:
         self.rows.append(row)
-        cells = {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in TIMINGS}
-        cells["ratio_to_order0"] = row.n_bytes / row.order0_bytes if row.order0_bytes else None
-        for what in TIMINGS:
-            timing: Timing | None = getattr(row, what)
-            if timing is not None:
-                cells |= {f"{what}_ms": timing.median, f"{what}_ms_p20": timing.p20, f"{what}_ms_p80": timing.p80}
-                cells[f"{what}_mw_s"] = timing.mw_s(row.n_weights)
-        cells |= self._constant | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow({name: _plain(value) for name, value in cells.items()})
+        _write(self.path, [row.cells() | self._constant | {"date": datetime.now(UTC).isoformat(timespec="seconds")}])
+
+
+def merge(source: Path, target: Path) -> int:
+    """Append the rows of `source` to `target`, once; returns how many."""
+    _check_columns(target)
+    new, old = _read(source), _read(target) if target.exists() else []
+    both = {row["run_id"] for row in new} & {row["run_id"] for row in old}
+    if both:
+        raise SystemExit(f"{target} has rows of these runs already: {', '.join(sorted(both))}; nothing was merged")
+    _write(target, new)
+    return len(new)
+
+
+def _fields(row: Row | RunRow, without: Sequence[str]) -> dict[str, object]:
+    return {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in without}
+
+
+def _check_columns(path: Path) -> None:
+    if path.exists() and path.stat().st_size:
+        with path.open(newline="") as file:
+            header = next(csv.reader(file))
+        if header != COLUMNS:
+            raise SystemExit(f"{path}: its columns are not those of this version; give another file with --out")
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        raise SystemExit(f"{path}: there is no such file")
+    _check_columns(path)
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
 
 
 def _plain(value: object) -> object:
@@ -145,3 +215,15 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--merge", type=Path, required=True, metavar="FILE", help="CSV file whose rows are appended")
+    parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="CSV file that they are appended to")
+    options = parser.parse_args()
+    sys.stdout.write(f"{merge(options.merge, options.out)} rows appended to {options.out}\n")
+
+
+if __name__ == "__main__":
+    main()

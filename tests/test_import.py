@@ -15,11 +15,16 @@ SRC = Path(softshare.__file__).parent
 
 # The route, upstream first. A module may import from those before it and from its own line.
 ROUTE = [
-    ["errors"],
+    ["compiled", "errors"],
     ["files", "hyperpriors"],
     ["config"],
-    ["task", "weights", "kernels", "kernels.mixture", "kernels.mixture_numba", "kernels.mixture_triton"],
+    ["task", "weights"],
+    ["kernels.mixture"],
+    ["kernels.mixture_numba", "kernels.mixture_triton", "kernels.mixture_table", "kernels.sample"],
+    ["kernels.choice"],
+    ["kernels", "kernels.table_numba", "kernels.table_triton"],  # the last two are loaded by name, when chosen
     ["prior"],
+    ["step"],
     ["retrain"],
     ["merge"],
     ["quantize"],

@@ -55,7 +55,7 @@ def compress_help() -> str:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_an_option_with_its_help_and_default(field: dataclasses.Field[Any], compress_help: str) -> None:
     kinds = {"int": "INT", "float": "FLOAT"}
-    kind = kinds.get(str(field.type), "TEXT")
+    kind = rf"--no-{flag_of(field.name)[2:]}" if field.type == "bool" else kinds.get(str(field.type), "TEXT")
     default = "" if field.default in (None, ()) else f"Default: {field.default}."
     expected = rf"{flag_of(field.name)} {kind} {re.escape(field.metadata['help'])}.*?{re.escape(default)}"
     assert re.search(expected, compress_help), expected
@@ -73,6 +73,9 @@ def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_hel
     ("flag", "choices"),
     [
         ("--init", "range, quantile"),
+        ("--backend", "auto, triton, numba, torch"),
+        ("--method", "auto, exact, table"),
+        ("--sample-schedule", "block, random"),
         ("--schedule", "constant, cosine"),
         ("--codec", "han, adaptive"),
         ("--codebook-dtype", "auto, float32, float16, bfloat16"),
@@ -94,8 +97,8 @@ def test_without_options_nothing_is_overridden() -> None:
 def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
         "--components 4 --init quantile --init-std 0.25 --zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 "
-        "--lr-mixing 1 --backend torch "
-        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 "
+        "--lr-mixing 1 --backend torch --method table --sample-one-in 3 --sample-schedule random "
+        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 --capture "
         "--merge-threshold 2 --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
@@ -108,12 +111,16 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "lr_log_vars": 1e-3,
         "lr_mixing": 1.0,
         "backend": "torch",
+        "method": "table",
+        "sample_one_in": 3,
+        "sample_schedule": "random",
         "epochs": 7,
         "tau": 0.0,
         "tau_warmup": 0.0,
         "lr_weights": 1e-9,
         "schedule": "constant",
         "seed": -3,
+        "capture": True,
         "merge_threshold": 2.0,
         "codec": "han",
         "codebook_dtype": "bfloat16",
@@ -151,6 +158,13 @@ def test_an_optional_number_is_a_number_or_none() -> None:
     assert overrides_of("--init-std", "none") == {"init_std": None}
     with pytest.raises(ConfigError, match=r"--init-std: expected a number or 'none', got 'wide'"):
         overrides_of("--init-std", "wide")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--capture", True), ("--no-capture", False)])
+def test_a_switch_is_a_flag_and_its_opposite(flag: str, value: bool) -> None:
+    overrides = overrides_of(flag)
+    assert overrides == {"capture": value}
+    assert CompressConfig().override(**overrides).retrain.capture is value
 
 
 def test_none_takes_a_hyper_prior_away() -> None:

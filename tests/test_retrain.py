@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from softshare import step as step_module
 from softshare.config import PriorConfig, RetrainConfig, Rule
 from softshare.errors import ConfigError, DivergedError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
@@ -315,18 +316,22 @@ def test_the_global_random_state_is_put_back() -> None:
 # Schedules
 
 
-PRIOR_LOSS = MixturePrior.loss
+SET, ADD_GRADIENTS = step_module.Step.set, MixturePrior.add_scaled_gradients_
 
 
 def taus_and_lrs(monkeypatch: pytest.MonkeyPatch, config: RetrainConfig, train: Any) -> tuple[list[float], list[Step]]:
     taus: list[float] = []
 
-    def loss(self: MixturePrior, tau: float, n_examples: int) -> Tensor:
+    def note_tau(self: step_module.Step, tau: float, decay: float) -> None:
         taus.append(tau)
-        assert n_examples == 24
-        return PRIOR_LOSS(self, tau, n_examples)
+        SET(self, tau, decay)
 
-    monkeypatch.setattr(MixturePrior, "loss", loss)
+    def add_gradients(self: MixturePrior, scale: Tensor) -> Tensor:
+        assert float(scale) == pytest.approx(taus[-1] / 24, rel=1e-7)
+        return ADD_GRADIENTS(self, scale)
+
+    monkeypatch.setattr(step_module.Step, "set", note_tau)
+    monkeypatch.setattr(MixturePrior, "add_scaled_gradients_", add_gradients)
     task = make_task(net(), train)
     prior_config = dataclasses.replace(PRIOR, lr_means=1e-3, lr_log_vars=2e-3, lr_mixing=3e-3)
     history: list[EpochRecord] = []

@@ -50,11 +50,12 @@ def _hint(name: str) -> Any:
 def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
     hint = _hint(field.name)
     kind = _plain_type(hint)
+    flag = "rule" if field.name == "rules" else field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f" Default: {field.default}."
     choices = f" One of: {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
-    metavar = {int: "INT", float: "FLOAT"}.get(kind, "TEXT")
+    metavar = {int: "INT", float: "FLOAT", bool: None}.get(kind, "TEXT")
     option = typer.Option(
-        f"--{'rule' if field.name == 'rules' else field.name.replace('_', '-')}",
+        f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
         help=f"{field.metadata['help']}{choices}{default}",
         rich_help_panel=_STAGES[stage],
         metavar=metavar,
@@ -66,8 +67,8 @@ def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 
 def _plain_type(hint: Any) -> Any:
-    """What the command line itself reads: a number where the field is always one, else text."""
-    return hint if hint in (int, float) else str
+    """What the command line itself reads: a number or a switch where the field is always one, else text."""
+    return hint if hint in (int, float, bool) else str
 
 
 def _parse(name: str, value: Any) -> Any:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from softshare.route import Compressed
 
 # Weights times components from which the table is faster than the exact sweep (benchmarks/README.md).
-TABLE_FROM = {"cpu": 2**20, "cuda": 2**29}
+TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
+LARGEST = 2.0**100  # weight in a table: its reach must be a float
 LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
 
 
@@ -105,7 +106,12 @@ class MixturePrior(nn.Module):
         if wanted == "exact" or (wanted == "auto" and not self._table_is_faster()):
             self.reach = None
             return
-        reach = reach_of(max(abs(end) for end in self.view.range()))
+        largest = max(abs(end) for end in self.view.range())
+        if not largest < LARGEST:  # or not finite: the loss will say so
+            self.reach = None
+            return
+        reach = reach_of(largest)
+        find_sweep(self.means, self.config.backend, reach)  # what is not available is better known now
         with torch.no_grad():
             points = n_points(self.mixture().mean, self.log_vars, reach)
         if points > CAPACITY and wanted == "table":
@@ -118,7 +124,7 @@ class MixturePrior(nn.Module):
     def _table_is_faster(self) -> bool:
         here = available_backends(self.means)
         backend = here[0] if self.config.backend == "auto" else self.config.backend
-        size = self.view.n_weights * len(self.log_vars)
+        size = self.view.n_weights // self.config.sample_one_in * len(self.log_vars)
         return backend != "torch" and backend in here and size >= TABLE_FROM[self.means.device.type]
 
     def current_view(self) -> WeightView:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from softshare.errors import ConfigError
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
+MOST_GRAPHS = 8  # of the prior alone
 WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
@@ -22,11 +24,17 @@ class Step:
 
     def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
         self.task, self.prior = task, prior
-        self._scale = torch.zeros((), device=_device(task))
+        self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
         groups = [{"params": list(task.model.parameters()), "lr": lr_weights}]
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
+        self._add_prior = self._prior_part(prior) if prior else None
+
+    def _prior_part(self, prior: MixturePrior) -> Callable[[], Tensor]:
+        if _device(self.task).type == "cuda" and prior.config.sample_one_in == 1:
+            return _PriorGraphs(prior, self._scale)
+        return partial(prior.add_scaled_gradients_, self._scale)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
@@ -47,8 +55,8 @@ class Step:
         self.optimizer.zero_grad()
         task_loss.backward()
         loss = task_loss = task_loss.detach()
-        if self.prior:
-            loss = task_loss + self.prior.add_scaled_gradients_(self._scale)
+        if self._add_prior:
+            loss = task_loss + self._add_prior()
         self.optimizer.step()
         return task_loss, loss
 
@@ -79,6 +87,9 @@ class CapturedStep(Step):
         self._graphs: dict[Any, _Graph] = {}
         self._warm, self._reach = 0, prior.reach if prior else None
 
+    def _prior_part(self, prior: MixturePrior) -> Callable[[], Tensor]:
+        return partial(prior.add_scaled_gradients_, self._scale)  # not a graph within a graph
+
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
         return torch.optim.Adam(groups, fused=True, capturable=True)
@@ -91,11 +102,10 @@ class CapturedStep(Step):
         if self._warm < WARM_UP:
             self._warm += 1
             return self._run_aside(batch)
-        tensors = list(_tensors(batch))
-        key = tuple((t.shape, t.dtype) for t in tensors)
+        key = repr(_map(lambda t: (t.shape, t.dtype), batch))  # with its structure: names and order of what it holds
         if key not in self._graphs:
             self._graphs[key] = _Graph(super().__call__, batch, self._stream)
-        return self._graphs[key].replay(tensors)
+        return self._graphs[key].replay(_tensors(batch))
 
     def _run_aside(self, batch: Any) -> tuple[Tensor, Tensor]:
         """On another stream, as what will be captured must have been."""
@@ -104,6 +114,39 @@ class CapturedStep(Step):
             out = super().__call__(batch)
         torch.cuda.current_stream().wait_stream(self._stream)
         return out
+
+
+class _PriorGraphs:
+    """Adding the prior's gradients on a GPU, from a graph of its own: its many small launches become one.
+
+    A graph holds for the memory it was captured with, and gradients may come to lie elsewhere: there is one for each
+    place they are found at again, up to `MOST_GRAPHS`, and past that the launches are done one by one.
+    """
+
+    def __init__(self, prior: MixturePrior, scale: Tensor) -> None:
+        self._prior, self._scale = prior, scale
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]] = {}
+        self._seen: set[Any] = set()
+
+    def __call__(self) -> Tensor:
+        parameters, weights = list(self._prior.parameters()), self._prior.view.tensors
+        places = [(w.data_ptr(), w.grad.data_ptr()) for w in weights if w.grad is not None]
+        key = (self._prior.reach, *places)
+        if key in self._graphs:
+            graph, loss, grads = self._graphs[key]
+            graph.replay()
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            return loss
+        first_time = len(places) < len(weights) or key not in self._seen
+        if first_time or len(self._graphs) >= MOST_GRAPHS:
+            self._seen = {*self._seen, key} if len(self._seen) < 100 else {key}
+            return self._prior.add_scaled_gradients_(self._scale)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self._prior.add_scaled_gradients_(self._scale)
+        self._graphs[key] = graph, loss, [p.grad for p in parameters]
+        return self()
 
 
 class _Graph:
@@ -119,7 +162,7 @@ class _Graph:
                 f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {problem}"
             ) from problem
 
-    def replay(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def replay(self, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         for own, new in zip(_tensors(self._batch), tensors, strict=True):
             own.copy_(new)
         self._graph.replay()
@@ -137,7 +180,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
-def _map(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def _map(function: Callable[[Tensor], Any], batch: Any) -> Any:
     """The same batch with every tensor in it replaced."""
     if isinstance(batch, Tensor):
         return function(batch)

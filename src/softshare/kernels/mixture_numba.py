@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeVar, cast
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import Tensor
 
+from softshare.compiled import compiler
+
 Floats = npt.NDArray[np.float32]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 BLOCK = 512  # weights whose J x BLOCK values stay in the cache
 PART = 1 << 15  # weights of one part, the unit of work of a thread
@@ -38,11 +38,7 @@ NO_TENSOR = torch.empty(0)
 _NOTHING = NO_TENSOR.numpy()
 
 
-def compiled(function: Function) -> Function:
-    try:
-        return cast(Function, njit(fastmath=_VECTORIZE, nogil=True, cache=True)(function))
-    except RuntimeError:  # no folder to keep the compiled code in
-        return cast(Function, njit(fastmath=_VECTORIZE, nogil=True)(function))
+compiled = compiler(Path(__file__).parent, ("mixture_numba", "mixture_table", "table_numba"), fastmath=_VECTORIZE)
 
 
 @compiled

@@ -28,10 +28,10 @@ OCTAVES = 12  # of |w| + unit, up to the reach
 COARSE_BITS = 4  # 2^4 coarse cells to an octave
 CELLS = OCTAVES << COARSE_BITS  # coarse cells of each sign: those of weights from 0 up come first
 LOW_BITS = 23 - COARSE_BITS  # digits of a float32 that say where in its coarse cell it is
-MOST_BITS = 12  # 2^12 fine cells to a coarse one
+MOST_BITS = 14  # 2^14 fine cells to a coarse one: the capacity
 SHARE = 2**16  # a weight is counted in so many parts, between its two points
 COUNT = 40  # in one whole number for each cell: its number of weights times 2^40, plus their shares for the outer point
-MOST_COUNTED = 2**23  # weights in one row, so that neither half overflows
+MOST_COUNTED = 2**22  # weights in one row, so that neither half overflows
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,8 @@ def reach_of(largest: float) -> float:
 
 
 def n_points(mean: Tensor, log_var: Tensor, reach: float) -> int:
-    """What a grid as fine as the bound asks for would take; not more than `CAPACITY` is given."""
-    return int((1 << _bits_wanted(mean, log_var, reach)).sum()) + 2
+    """What a grid as fine as the bound asks for would take; `make_grid` gives no more than `CAPACITY`."""
+    return int((1 << _bits_wanted(mean, log_var, reach).clamp(max=MOST_BITS + 1)).sum()) + 2
 
 
 def make_grid(
@@ -79,7 +79,7 @@ def make_grid(
     reach: float,
 ) -> Grid:
     """As fine as asked, or coarser by the power of two that the capacity needs. Does not make a GPU wait."""
-    bits = _bits_wanted(mean, log_var, reach)
+    bits = _bits_wanted(mean, log_var, reach).clamp(max=MOST_BITS)
     coarser = torch.arange(MOST_BITS + 1, device=mean.device)[:, None]
     fits = (1 << (bits - coarser).clamp(min=0)).sum(1) + 2 <= CAPACITY
     bits = (bits - torch.argmax(fits.to(torch.int32))).clamp(min=0)
@@ -102,7 +102,7 @@ def _bits_wanted(mean: Tensor, log_var: Tensor, reach: float) -> Tensor:  # (2 *
     low, high = torch.minimum(inner, inner + widths), torch.maximum(inner, inner + widths)
     distance = torch.maximum(low[:, None] - mean, mean - high[:, None])  # (2 * CELLS, J), below 0 inside
     wanted = torch.maximum(torch.exp(0.5 * log_var.double()), distance / FAR).amin(1)
-    return torch.ceil(torch.log2(widths.abs() * FINENESS / wanted)).clamp(0, MOST_BITS).to(torch.int64)
+    return torch.ceil(torch.log2(widths.abs() * FINENESS / wanted)).clamp(min=0).to(torch.int64)
 
 
 @cache

@@ -128,11 +128,12 @@ def _interpolate(
     tl.store(grad_ptr + i, grad, mask=live)
 
 
-@triton.jit(do_not_specialize=["offset", "stride"])
+@triton.jit(do_not_specialize=["stride"])
 def _count(
-    w_ptr, counts_ptr, cells_ptr, unit, first, last_bits, n, n_rows, offset, stride, BLOCK: tl.constexpr
+    w_ptr, counts_ptr, cells_ptr, unit, first, last_bits, n, n_rows, start_ptr, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
+    offset = (tl.load(start_ptr) * stride).to(tl.int32)
     row = counts_ptr + program % n_rows * CAPACITY
     for block in range(offset + program * stride, tl.cdiv(n, BLOCK), tl.num_programs(0) * stride):
         i = block * BLOCK + tl.arange(0, BLOCK)
@@ -171,13 +172,12 @@ def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequenc
     n_rows = max(ROWS, -(-2 * n // table.MOST_COUNTED))
     counts = torch.zeros(n_rows, table.CAPACITY, dtype=torch.int64, device=score.device)
     one_in = max(1, -(-n // table.MOST_COUNTED))
-    start = float(torch.rand(())) if one_in > 1 else 0.0  # drawn on the CPU: nothing waits for it
+    start = (torch.rand if one_in > 1 else torch.zeros)((), device=score.device)  # on the GPU, for captured steps too
     for w, _ in weights_and_grads:
         blocks = triton.cdiv(len(w), BLOCK)
         stride = max(1, min(one_in, blocks // LEAST_BLOCKS))
         programs = (min(COUNT_PROGRAMS, triton.cdiv(blocks, stride)),)
-        arguments = (w, counts, grid.cells, *place, len(w), n_rows, int(start * stride), stride)
-        _count[programs](*arguments, BLOCK=BLOCK, **OPTIONS)
+        _count[programs](w, counts, grid.cells, *place, len(w), n_rows, start, stride, BLOCK=BLOCK, **OPTIONS)
     histogram = torch.empty_like(grid.points)
     _unpack[(table.CAPACITY // 128,)](counts, histogram, n_rows, BLOCK=128, **OPTIONS)
     return histogram

@@ -1,0 +1,266 @@
+"""Time of a whole training step (forward, backward, prior, Adam), with and without the prior; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import devices
+import torch
+from devices import console
+from record import Results, RunRow, Timing
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from softshare.config import PriorConfig
+from softshare.errors import SoftShareError
+from softshare.prior import MixturePrior
+from softshare.step import CapturedStep, Step
+from softshare.task import Task
+from softshare.weights import WeightView
+from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
+
+Batch = tuple[Tensor, Tensor]  # images and labels
+N_BATCHES = 4
+WARM_UP = 20  # steps
+ROUND_SECONDS, LEAST_STEPS, MOST_STEPS = 0.2, 5, 100  # of one variant, until it is the next one's turn
+TAU, N_EXAMPLES, LR_WEIGHTS = 0.05, 50_000, 1e-4
+BASELINE, CAPTURED = "no prior", "captured, "
+
+
+def vgg16() -> nn.Module:
+    """VGG-16 for images of 224 x 224; 138.4 M parameters."""
+    layers: list[nn.Module] = []
+    n_in = 3
+    for n_out, n_convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(n_convolutions):
+            layers += [nn.Conv2d(n_in, n_out, 3, padding=1), nn.ReLU(inplace=True)]
+            n_in = n_out
+        layers.append(nn.MaxPool2d(2))
+    layers.append(nn.Flatten())
+    for n_hidden_in in (512 * 7 * 7, 4096):
+        layers += [nn.Linear(n_hidden_in, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4096, 1000))
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, int, int]
+    batch_size: int
+    classes: int = 10
+    components: int = 16  # free ones
+    small: bool = False  # float32, on the CPU too, and captured on a GPU; the others in bfloat16 there
+
+
+NETWORKS = (
+    Network("lenet-300-100", LeNet300100, (1, 28, 28), 256, small=True),
+    Network("lenet-5-caffe", LeNet5Caffe, (1, 28, 28), 256, small=True),
+    Network("wrn-16-4", WRN164, (3, 32, 32), 128, components=64),
+    Network("vgg-16", vgg16, (3, 224, 224), 64, classes=1000),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    prior: PriorConfig | None
+    captured: bool = False
+
+
+@dataclass(eq=False)
+class Runner:
+    """A variant with a network of its own, all of them alike at the start."""
+
+    variant: Variant
+    step: Step
+    batches: Iterable[Batch]
+    device: torch.device
+    n_weights: int
+    seconds: list[float] = dataclasses.field(default_factory=list)  # per step, one of each round
+    peak_mib: float | None = None
+
+    def run(self, steps: int) -> float:  # seconds per step
+        devices.synchronize(self.device)
+        start = time.perf_counter()
+        for batch in itertools.islice(self.batches, steps):
+            self.step(batch)
+        devices.synchronize(self.device)
+        return (time.perf_counter() - start) / steps
+
+    def warm_up(self) -> float:
+        """Compile and capture; then the memory of a step, which a captured one does not show; then its time."""
+        self.run(WARM_UP)
+        if not self.variant.captured:
+            before = devices.allocated(self.device)
+            self.run(1)
+            self.peak_mib = devices.peak_mib(self.device, before)
+        return self.run(5)
+
+    @property
+    def method(self) -> str:
+        prior = self.step.prior
+        return "" if prior is None else "table" if prior.reach is not None else "exact"
+
+
+def variants(network: Network, device: torch.device) -> list[Variant]:
+    config = PriorConfig(components=network.components)
+    out = [Variant(BASELINE, None), Variant("prior", config)]
+    out.append(Variant("prior, exact", dataclasses.replace(config, method="exact")))
+    out.append(Variant("prior, table", dataclasses.replace(config, method="table")))
+    for schedule in ("block", "random"):
+        sample = dataclasses.replace(config, sample_one_in=10, sample_schedule=schedule)
+        out.append(Variant(f"prior, sampled 1 in 10, {schedule}", sample))
+    if network.small and device.type == "cuda":
+        out += [Variant(CAPTURED + v.name, v.prior, captured=True) for v in out[:4]]
+    return out
+
+
+def make_batches(network: Network, device: torch.device, memory: torch.memory_format) -> list[Batch]:
+    random = torch.Generator(device).manual_seed(0)
+    sizes = (network.batch_size, *network.shape)
+    return [
+        (
+            torch.randn(sizes, generator=random, device=device).contiguous(memory_format=memory),
+            torch.randint(network.classes, sizes[:1], generator=random, device=device),
+        )
+        for _ in range(N_BATCHES)
+    ]
+
+
+def make_runner(
+    network: Network, variant: Variant, batches: list[Batch], device: torch.device, options: argparse.Namespace
+) -> Runner:
+    torch.manual_seed(0)
+    with device:
+        model = network.make()
+    model.to(memory_format=memory_format(options))  # type: ignore[call-overload]
+    forward = torch.compile(model) if options.compile else model
+    low_precision = device.type == "cuda" and not network.small
+
+    def loss(_: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=low_precision):
+            logits: Tensor = forward(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+    task = Task(model, batches, loss, lambda _: 0.0, N_EXAMPLES, name=network.name)
+    prior = MixturePrior(model, variant.prior) if variant.prior else None
+    step = (CapturedStep if variant.captured else Step)(task, prior, LR_WEIGHTS)
+    step.set(TAU, 0.0)  # learning rates of 0: Adam does all its work, and the network is the same in every round
+    return Runner(variant, step, itertools.cycle(batches), device, WeightView.of(model).n_weights)
+
+
+def memory_format(options: argparse.Namespace) -> torch.memory_format:
+    return torch.channels_last if options.channels_last else torch.contiguous_format
+
+
+def run_network(
+    network: Network, results: Results[RunRow], device: torch.device, options: argparse.Namespace
+) -> list[RunRow]:
+    torch.backends.cudnn.benchmark = not network.small
+    batches = make_batches(network, device, memory_format(options))
+    runners: list[Runner] = []
+    fastest = math.inf
+    for variant in variants(network, device):
+        try:
+            runner = make_runner(network, variant, batches, device, options)
+            fastest = min(fastest, runner.warm_up())
+            runners.append(runner)
+        except SoftShareError as reason:
+            devices.skipped(network.name, variant.name, reason)
+    steps = min(MOST_STEPS, max(LEAST_STEPS, round(ROUND_SECONDS / fastest)))
+    for k in range(options.rounds):
+        first = k % len(runners)  # drift hits all alike, and none always comes after the same one
+        for runner in runners[first:] + runners[:first]:
+            runner.seconds.append(runner.run(steps))
+    rows = [row_of(runner, runners, network, steps, options) for runner in runners]
+    for row in rows:
+        results.append(row)
+    return rows
+
+
+def row_of(runner: Runner, runners: list[Runner], network: Network, steps: int, options: argparse.Namespace) -> RunRow:
+    variant, device = runner.variant, runner.device
+    base_name = CAPTURED + BASELINE if variant.captured else BASELINE
+    base = next(other for other in runners if other.variant.name == base_name)
+    pairs = zip(runner.seconds, base.seconds, strict=True)
+    overhead = 100 * (statistics.median([own / other for own, other in pairs]) - 1)
+    extra = None if runner.peak_mib is None or base.peak_mib is None else runner.peak_mib - base.peak_mib
+    note = [f"by {runner.method}"] if runner.method else []
+    note += [f"batch {network.batch_size}", f"{options.rounds} rounds of {steps} steps"]
+    note += ["bfloat16"] if device.type == "cuda" and not network.small else []
+    note += ["channels last"] if options.channels_last else []
+    note += ["torch.compile"] if options.compile else []
+    return RunRow(
+        benchmark="step",
+        case=network.name,
+        n_weights=runner.n_weights,
+        method=variant.name,
+        device=devices.name_of(device),
+        run=Timing.of(runner.seconds),
+        threads=devices.threads_of(device),
+        components=variant.prior.components + 1 if variant.prior else None,
+        extra_mib=None if runner is base else extra,
+        overhead_percent=None if runner is base else overhead,
+        note=", ".join(note),
+    )
+
+
+def table_of(rows: list[RunRow]) -> Table:
+    title = f"{rows[0].case}: {rows[0].n_weights:,} weights, {rows[0].note}"
+    out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    out.add_column("variant", no_wrap=True)
+    for name in ("step ms", "p20", "p80", "steps / s", "overhead %", "MiB"):
+        out.add_column(name, justify="right", no_wrap=True)
+    out.add_column("prior")
+    for row in rows:
+        ms = (f"{t:,.3f}" for t in (row.run.median, row.run.p20, row.run.p80))
+        overhead = "" if row.overhead_percent is None else f"{row.overhead_percent:+.1f}"
+        mib = "" if row.extra_mib is None else f"{row.extra_mib:,.1f}"
+        how = row.note.partition(",")[0] if row.components else ""
+        out.add_row(row.method, *ms, f"{1e3 / row.run.median:,.0f}", overhead, mib, how)
+    return out
+
+
+def wanted(only: str, device: torch.device) -> list[Network]:
+    found = [n for n in NETWORKS if only == n.name or (not only and (n.small or device.type == "cuda"))]
+    if not found:
+        raise SystemExit(f"--only: expected one of {', '.join(n.name for n in NETWORKS)}, got {only!r}")
+    if only == "vgg-16" and device.type != "cuda":
+        raise SystemExit("vgg-16 is measured on a GPU only")
+    return found
+
+
+def main() -> None:
+    parser = devices.parser_of(__doc__)
+    parser.add_argument("--only", default="", metavar="NAME", help=", ".join(n.name for n in NETWORKS))
+    parser.add_argument("--rounds", type=int, default=15, help="how often each variant has its turn")
+    parser.add_argument("--compile", action="store_true", help="the network under torch.compile")
+    parser.add_argument("--channels-last", action="store_true", help="network and images in that memory format")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: expected at least 1")
+    device = devices.pick(options.device)
+    networks = wanted(options.only, device)
+    if options.compile:
+        torch._dynamo.config.recompile_limit = 64  # each variant compiles the same code for a network of its own
+    results = Results[RunRow](options.out)
+    console.print(f"run {results.run_id}, {devices.name_of(device)}, rows appended to {options.out}")
+    for network in networks:
+        console.print(table_of(run_network(network, results, device, options)))
+        devices.release(device)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
