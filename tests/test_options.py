@@ -55,7 +55,7 @@ def compress_help() -> str:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_an_option_with_its_help_and_default(field: dataclasses.Field[Any], compress_help: str) -> None:
     kinds = {"int": "INT", "float": "FLOAT"}
-    kind = rf"--no-{flag_of(field.name)[2:]}" if field.type == "bool" else kinds.get(str(field.type), "TEXT")
+    kind = rf"--no-{flag_of(field.name)[2:]} FLAG" if field.type == "bool" else kinds.get(str(field.type), "TEXT")
     default = "" if field.default in (None, ()) else f"Default: {field.default}."
     expected = rf"{flag_of(field.name)} {kind} {re.escape(field.metadata['help'])}.*?{re.escape(default)}"
     assert re.search(expected, compress_help), expected

@@ -53,7 +53,7 @@ def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
     flag = "rule" if field.name == "rules" else field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f" Default: {field.default}."
     choices = f" One of: {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
-    metavar = {int: "INT", float: "FLOAT", bool: None}.get(kind, "TEXT")
+    metavar = {int: "INT", float: "FLOAT", bool: "FLAG"}.get(kind, "TEXT")
     option = typer.Option(
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
         help=f"{field.metadata['help']}{choices}{default}",
