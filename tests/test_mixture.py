@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,6 +248,32 @@ def test_in_place_adds_scale_times_the_gradient_to_what_is_there(backend: str, d
     summed[1] = [stored(s, dtype, backend) for s in summed[1]]
     assert loss.dtype == mixture_grads.dtype == torch.float32
     assert_as_near_as([loss, *mixture_grads, *grads], [*plain[:4], *summed[1]], [*exact[:4], *summed[0]])
+
+
+def test_small_tensors_swept_as_one_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a launch takes longer than a small tensor's work."""
+    params, scale = parameters(5, torch.float32), torch.tensor(0.3)
+    ws = [weights(7, torch.float32), channels_last(image(torch.float32)), weights(0, torch.float32)]
+    ws += [weights(9, torch.bfloat16), weights(11, torch.float32, seed=4)]
+    runs = []
+    for together in ([], [0, 1, 2, 3]):
+        monkeypatch.setattr(mixture, "_small", lambda weights, mean, together=together: together)
+        grads = [torch.ones_like(w) for w in ws]
+        loss, mixture_grads = mixture_nll_grad_(sweep_of("numba"), ws, grads, *params, scale)
+        runs.append([loss, mixture_grads, *grads])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_small_tensors_on_a_gpu_are_swept_as_one() -> None:
+    sizes = [mixture.SMALL + 1, 5, 0, mixture.SMALL, 3]
+    ws = [torch.empty(n, device="meta") for n in sizes]
+    assert mixture._small(ws, torch.empty(2)) == []
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert mixture._small(ws, on_gpu) == [1, 2, 3, 4]  # type: ignore[arg-type]
+    assert mixture._small(ws[:2], on_gpu) == []  # type: ignore[arg-type]
+    many = ws[3:4] * (mixture.SMALL_TOGETHER // mixture.SMALL + 1)
+    assert mixture._small(many, on_gpu) == []  # type: ignore[arg-type]
 
 
 def test_in_place_leaves_what_lies_between_the_gradients_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -182,15 +183,17 @@ class MixturePrior(nn.Module):
     def add_scaled_gradients_(
         self,
         scale: Tensor,  # 0-d
+        weight_grads: Sequence[Tensor] | None = None,  # to add to instead of the weights' own
     ) -> Tensor:  # 0-d
         """The same with tau / N in a tensor, as a captured step needs it."""
         mixture, weights = self.mixture(), self.view.tensors
-        for w in weights:
-            if w.grad is None and w.requires_grad:
-                w.grad = torch.zeros_like(w)
-        grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+        if weight_grads is None:
+            for w in weights:
+                if w.grad is None and w.requires_grad:
+                    w.grad = torch.zeros_like(w)
+            weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         parameters = (mixture.log_mixing, mixture.mean, mixture.log_var)
-        loss, mixture_grads = mixture_nll_grad_(self._training_sweep(), weights, grads, *parameters, scale)
+        loss, mixture_grads = mixture_nll_grad_(self._training_sweep(), weights, weight_grads, *parameters, scale)
         hyper = self._hyper_priors(mixture)
         pushed = [(p, g) for p, g in zip(parameters, scale * mixture_grads, strict=True) if p.requires_grad]
         if hyper.requires_grad:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from softshare.errors import ConfigError
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
-MOST_GRAPHS = 8  # of the prior alone
+SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
 WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
@@ -29,12 +28,6 @@ class Step:
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
-        self._add_prior = self._prior_part(prior) if prior else None
-
-    def _prior_part(self, prior: MixturePrior) -> Callable[[], Tensor]:
-        if _device(self.task).type == "cuda" and prior.config.sample_one_in == 1:
-            return _PriorGraphs(prior, self._scale)
-        return partial(prior.add_scaled_gradients_, self._scale)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
@@ -50,15 +43,22 @@ class Step:
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """The task loss, and that of task and prior."""
+        self.optimizer.zero_grad()
+        self._start_prior()
         task_loss = self.task.loss(self.task.model, batch)
         self._check(task_loss)
-        self.optimizer.zero_grad()
         task_loss.backward()
         loss = task_loss = task_loss.detach()
-        if self._add_prior:
-            loss = task_loss + self._add_prior()
+        if self.prior:
+            loss = task_loss + self._add_prior(self.prior)
         self.optimizer.step()
         return task_loss, loss
+
+    def _start_prior(self) -> None:
+        """What of the prior can be done beside the network."""
+
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
+        return prior.add_scaled_gradients_(self._scale)
 
     def _check(self, task_loss: Tensor) -> None:
         if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:
@@ -83,12 +83,11 @@ class CapturedStep(Step):
         if prior and prior.config.sample_one_in > 1:
             raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
         super().__init__(task, prior, lr_weights)
-        self._stream = torch.cuda.Stream(_device(task))
+        self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
+        self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
+        self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
         self._warm, self._reach = 0, prior.reach if prior else None
-
-    def _prior_part(self, prior: MixturePrior) -> Callable[[], Tensor]:
-        return partial(prior.add_scaled_gradients_, self._scale)  # not a graph within a graph
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
@@ -107,6 +106,28 @@ class CapturedStep(Step):
             self._graphs[key] = _Graph(super().__call__, batch, self._stream)
         return self._graphs[key].replay(_tensors(batch))
 
+    def _start_prior(self) -> None:
+        if self.prior and self._side_by_side:
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self._own_grads = [torch.zeros_like(w) for w in self.prior.view.tensors]
+                self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
+
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
+        if not self._side_by_side:
+            return super()._add_prior(prior)
+        torch.cuda.current_stream().wait_stream(self._side)
+        present, added = [], []
+        for w, own in zip(prior.view.tensors, self._own_grads, strict=True):
+            if w.grad is not None:
+                present.append(w.grad)
+                added.append(own)
+            elif w.requires_grad:
+                w.grad = own
+        if present:
+            torch._foreach_add_(present, added)
+        return self._prior_loss
+
     def _run_aside(self, batch: Any) -> tuple[Tensor, Tensor]:
         """On another stream, as what will be captured must have been."""
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -114,39 +135,6 @@ class CapturedStep(Step):
             out = super().__call__(batch)
         torch.cuda.current_stream().wait_stream(self._stream)
         return out
-
-
-class _PriorGraphs:
-    """Adding the prior's gradients on a GPU, from a graph of its own: its many small launches become one.
-
-    A graph holds for the memory it was captured with, and gradients may come to lie elsewhere: there is one for each
-    place they are found at again, up to `MOST_GRAPHS`, and past that the launches are done one by one.
-    """
-
-    def __init__(self, prior: MixturePrior, scale: Tensor) -> None:
-        self._prior, self._scale = prior, scale
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]] = {}
-        self._seen: set[Any] = set()
-
-    def __call__(self) -> Tensor:
-        parameters, weights = list(self._prior.parameters()), self._prior.view.tensors
-        places = [(w.data_ptr(), w.grad.data_ptr()) for w in weights if w.grad is not None]
-        key = (self._prior.reach, *places)
-        if key in self._graphs:
-            graph, loss, grads = self._graphs[key]
-            graph.replay()
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
-            return loss
-        first_time = len(places) < len(weights) or key not in self._seen
-        if first_time or len(self._graphs) >= MOST_GRAPHS:
-            self._seen = {*self._seen, key} if len(self._seen) < 100 else {key}
-            return self._prior.add_scaled_gradients_(self._scale)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = self._prior.add_scaled_gradients_(self._scale)
-        self._graphs[key] = graph, loss, [p.grad for p in parameters]
-        return self()
 
 
 class _Graph:

@@ -33,6 +33,7 @@ class Sweep(Protocol):
 
 # Values of one (J, chunk) buffer: small enough for the cache on a CPU, large enough to fill a GPU.
 CHUNK_VALUES = {"cpu": 2**19, "cuda": 2**24}
+SMALL, SMALL_TOGETHER = 2**20, 2**24  # weights of a tensor, and of all such, that a GPU sweeps as one
 IN_PLACE_FROM = 2**24  # weights whose gradient is scaled in place: there may be no room for a second copy
 
 
@@ -78,13 +79,32 @@ def mixture_nll_grad_(
     The training step's way: against autograd it saves the gradient's own memory and three passes over it.
     """
     own = [g.permute(_memory_order(w)) for w, g in zip(weights, grads, strict=True)]
-    outs = [g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format) for g in own]
-    flats = [_flat(w) for w in weights]
-    loss, sums = sweep(flats, log_mixing, mean, log_var, [out.view(-1) for out in outs], scale)
-    for g, out in zip(own, outs, strict=True):
-        if out is not g:
-            g += out
+    together = _small(weights, mean)
+    flats, outs = [], []
+    late: list[tuple[Tensor, Tensor]] = []  # gradients that are not swept in their own memory, and what to add to them
+    for k, (w, g) in enumerate(zip(weights, own, strict=True)):
+        if k not in together:
+            out = g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format)
+            flats.append(_flat(w))
+            outs.append(out.view(-1))
+            late += [(g, out)] if out is not g else []
+    if together:
+        flats.append(torch.cat([_flat(weights[k]).to(mean.dtype) for k in together]))
+        outs.append(torch.zeros_like(flats[-1]))
+        parts = outs[-1].split([weights[k].numel() for k in together])
+        late += [(own[k], part.view(own[k].shape)) for k, part in zip(together, parts, strict=True)]
+    loss, sums = sweep(flats, log_mixing, mean, log_var, outs, scale)
+    if late:
+        torch._foreach_add_([g for g, _ in late], [out.to(g.dtype) for g, out in late])
     return loss.to(mean.dtype), _mixture_grads(sums, mean)
+
+
+def _small(weights: Sequence[Tensor], mean: Tensor) -> list[int]:
+    """Which tensors are swept as one, on a GPU: a launch takes longer than a small tensor's work."""
+    if mean.device.type != "cuda":
+        return []
+    small = [k for k, w in enumerate(weights) if w.numel() <= SMALL]
+    return small if len(small) > 1 and sum(weights[k].numel() for k in small) <= SMALL_TOGETHER else []
 
 
 @torch.no_grad()

@@ -219,7 +219,8 @@ def sweep(
         log_mixing.contiguous(), mean.contiguous(), log_var.contiguous(), mixture, components, WIDTH=width, **OPTIONS
     )
     rows = [_programs(len(w), mean.device, in_registers) for w in weights]
-    partial = torch.empty(sum(rows), 3 * width + 1, device=mean.device)
+    only_loss = grads is None and times is None  # the sums are then 0
+    partial = (torch.zeros if only_loss else torch.empty)(sum(rows), 3 * width + 1, device=mean.device)
     kinds = {"GRAD": grads is not None, "ADD": scale is not None, "TIMES": times is not None, "FAST": FAST, **OPTIONS}
     first = 0
     for k, (w, n_rows) in enumerate(zip(weights, rows, strict=True)):
