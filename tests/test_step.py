@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ def compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised within torch.compile of torch 2.11
 def test_under_torch_compile_and_autocast_gradients_are_the_same() -> None:
     """The prior reads the parameters themselves, in full precision, whatever runs the network."""
     results = []
@@ -355,7 +357,8 @@ def test_a_step_never_waits_for_the_gpu(method: Any, capture: bool) -> None:
     for _ in range(WARM_UP + 2):
         step.set(0.1, 1.0)
         step(batch)
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
             step.set(0.2, 0.5)
