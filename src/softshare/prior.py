@@ -101,8 +101,9 @@ class MixturePrior(nn.Module):
     def choose_method(self) -> None:
         """Look at weights and mixture, and choose between the table and the exact sweep; makes a GPU wait.
 
-        Training does so by itself, every `LOOK_EVERY` steps and, where they are captured, every epoch. A table that
-        does not resolve the mixture is refused before training; later 'auto' leaves it, and 'table' keeps it, coarser.
+        Training does so by itself: every `LOOK_EVERY` steps that are not replayed from a graph, and `retrain_` before
+        each epoch. A table that does not resolve the mixture is refused before training; later 'auto' leaves it, and
+        'table' keeps it, coarser.
         """
         wanted = self.config.method
         if wanted == "exact" or (wanted == "auto" and not self._table_is_faster()):

@@ -31,7 +31,7 @@ LOW_BITS = 23 - COARSE_BITS  # digits of a float32 that say where in its coarse 
 MOST_BITS = 14  # 2^14 fine cells to a coarse one: the capacity
 SHARE = 2**16  # a weight is counted in so many parts, between its two points
 COUNT = 40  # in one whole number for each cell: its number of weights times 2^40, plus their shares for the outer point
-MOST_COUNTED = 2**22  # weights in one row, so that neither half overflows
+MOST_COUNTED = 2**22  # weights in one row, so that neither half overflows; and, of a sample of blocks, in all
 
 
 @dataclass(frozen=True, eq=False)
