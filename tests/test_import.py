@@ -55,8 +55,11 @@ ROUTE = [
     ],
     ["route"],
     ["evaluate"],
-    ["hooks", "zoo", "zoo.datasets", "zoo.models", "zoo.experiments"],
-    ["options", "runs", "tables"],
+    ["hooks", "zoo", "zoo.datasets", "zoo.models", "zoo.experiments", "zoo.published"],
+    ["options", "runs", "verify"],
+    ["tables", "results"],
+    ["pareto"],
+    ["page"],
     ["cli"],
     ["__main__"],
 ]

@@ -8,13 +8,14 @@ import io
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from softshare import tables
 from softshare.codec import MAX_BYTES, load, load_into_
@@ -24,6 +25,8 @@ from softshare.errors import ConfigError, DivergedError, NotAvailableError, Soft
 from softshare.evaluate import Result, final_error, measure
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
+from softshare.page import load_results, stale_files, wanted_files, write_file
+from softshare.pareto import can_draw
 from softshare.route import compress as compress_task
 from softshare.runs import (
     HISTORY,
@@ -38,6 +41,8 @@ from softshare.runs import (
     save_checkpoint,
 )
 from softshare.task import Task
+from softshare.verify import Check, find_pairs
+from softshare.verify import verify as verify_pairs
 from softshare.weights import WeightView, load_state_
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
 
@@ -53,6 +58,7 @@ app = typer.Typer(
 out = Console(markup=False)
 
 DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
 
 
@@ -172,6 +178,62 @@ def evaluate(
     if (error, n_bytes) != (result.error_after, result.file_bytes):
         out.print("They differ.")
         raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    folder: FolderArgument = Path("results"),
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto; another device may round otherwise.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, for a program.")] = False,
+) -> None:
+    """Decode every kept file into a fresh model, measure bytes and test error anew, compare with the JSON beside it.
+
+    Exit status 1 if anything differs. Where an experiment's data are not on this machine, all but the error is checked.
+    """
+    pairs = find_pairs(folder)
+    checks = list(_tracked(verify_pairs(folder, pairs, _device(device)), len(pairs), "verify"))
+    bad = [check for check in checks if not check.ok]
+    if as_json:
+        values = [{**dataclasses.asdict(check), "ok": check.ok} for check in checks]
+        typer.echo(json.dumps({"ok": not bad, "checks": values}, indent=2))
+    else:
+        out.print(tables.check_table(checks, str(folder)))
+        agreed = f"{len(checks) - len(bad)} of {len(checks)} agree with their results."
+        unmeasured = sum(check.ok and check.error is None for check in checks)
+        out.print(agreed + (f" The error of {unmeasured} could not be measured here." if unmeasured else ""))
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
+def results(
+    folder: FolderArgument = Path("results"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit status 1 if a file is stale.")] = False,
+    root: Annotated[Path, typer.Option(help="Folder that holds docs/ and README.md.")] = Path(),
+) -> None:
+    """Write docs/results.md, its plots and the README's table from the results in a folder.
+
+    The README's table stands between two comments, results and /results; without them the README is left alone. Plots
+    need matplotlib.
+    """
+    wanted = wanted_files(load_results(folder), root, draw=not check)
+    stale = stale_files(wanted)
+    for path in stale:
+        if not check:
+            write_file(path, wanted[path])
+        out.print(f"{path} {'is not what the results give' if check else 'written'}", highlight=False, soft_wrap=True)
+    if not check and not can_draw():
+        out.print("No plot was drawn: that needs matplotlib (pip install 'softshare[report]').", highlight=False)
+    if check and stale:
+        out.print("Run: softshare results")
+        raise typer.Exit(1)
+    if not stale:
+        out.print("All is current.")
+
+
+def _tracked(checks: Iterable[Check], total: int, title: str) -> Iterator[Check]:
+    console = Console(stderr=True)
+    return iter(track(checks, title, total, console=console, disable=not console.is_terminal, transient=True))
 
 
 def _run(

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,10 @@ class Result:
             names = {f.name for f in dataclasses.fields(cls)}
             if not isinstance(values, dict) or set(values) != names or values["schema"] != SCHEMA:
                 raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(names))}")
+            for name, hint in typing.get_type_hints(cls).items():
+                kind = typing.get_origin(hint) or hint
+                if not isinstance(values[name], (int, float) if kind is float else kind):
+                    raise ValueError(f"{name}: expected {kind.__name__}, got {values[name]!r}")
             return cls(**values)
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None

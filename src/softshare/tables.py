@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.table import Table
 from rich.text import Text
 
 from softshare.codec import FileInfo
 from softshare.evaluate import Result
+from softshare.verify import Check
 from softshare.zoo.experiments import PaperRow
 
 
@@ -79,4 +82,22 @@ def result_table(result: Result, paper: PaperRow | None) -> Table:
     errors = f"{result.error_before:.2f} -> {result.error_after:.2f}"
     density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
     table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
+    return table
+
+
+def check_table(checks: Iterable[Check], title: str) -> Table:
+    """One row per file: what was found, and whether it is what the result beside it says."""
+    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
+    table.add_column("file", overflow="fold", ratio=2)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("error %", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", ratio=3)
+    for check in checks:
+        verdict = "; ".join(check.differences) or "ok"
+        verdict += "".join(f"; not checked: {text}" for text in check.not_checked)
+        n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
+        error = "-" if check.error is None else f"{check.error:.2f}"
+        table.add_row(
+            Text(_printable(check.path)), n_bytes, error, Text(_printable(verdict), style="" if check.ok else "red")
+        )
     return table

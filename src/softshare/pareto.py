@@ -1,0 +1,84 @@
+"""Plots of bytes against error, one per experiment; drawing needs matplotlib, which is loaded on use."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from softshare.errors import NotAvailableError
+from softshare.results import Point
+from softshare.zoo.published import published
+
+Series = dict[str, list[tuple[float, float]]]  # label -> (bytes, error in percent)
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """What a plot shows."""
+
+    experiment: str
+    ours: Series
+    published: Series
+
+    @property
+    def digest(self) -> str:
+        """Stands in the picture's metadata, so that a picture of other figures is known for one."""
+        values = json.dumps([self.experiment, self.ours, self.published])
+        return hashlib.sha256(values.encode()).hexdigest()
+
+
+def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
+    """Every result of ours, and every published row of real bytes."""
+    ours: Series = {}
+    for point in points:
+        label = point.first.method + (", augmented" if point.augmented else "")
+        ours.setdefault(label, []).extend((r.file_bytes, r.error_after) for r in point.results)
+    theirs: Series = {}
+    for row in published(experiment):
+        if row.accounting == "c" and row.n_bytes is not None:  # estimates may not share an axis with bytes
+            label = f"{row.who} ({row.note})" if row.note else row.who
+            theirs.setdefault(label, []).append((row.n_bytes, row.error_after))
+    return Pareto(experiment, ours, theirs)
+
+
+def frontier(values: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The pairs that no other beats in both bytes and error, by bytes."""
+    out: list[tuple[float, float]] = []
+    for n_bytes, error in sorted(values):
+        if not out or error < out[-1][1]:
+            out.append((n_bytes, error))
+    return out
+
+
+def is_current(png: bytes, data: Pareto) -> bool:
+    return data.digest.encode() in png
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw_pareto(data: Pareto) -> bytes:
+    """A PNG: ours filled, with their frontier; the published ones as rings."""
+    if not can_draw():
+        raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
+    from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for k, (label, values) in enumerate((*data.ours.items(), *data.published.items())):
+        colour = f"C{k % 10}"
+        filled = colour if k < len(data.ours) else "none"
+        axes.scatter(*zip(*values, strict=True), s=28, facecolors=filled, edgecolors=colour, label=label)
+    best = frontier(value for values in data.ours.values() for value in values)
+    axes.plot(*zip(*best, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="our frontier")
+    axes.set(xscale="log", xlabel="bytes", ylabel="test error %", title=data.experiment)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120, metadata={"Description": data.digest})
+    return file.getvalue()

@@ -1,0 +1,166 @@
+"""Verify: every kept file decoded and measured anew, and compared with the result beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from softshare.codec import decode, encode
+from softshare.config import EncodeConfig
+from softshare.errors import ConfigError, NotAvailableError, SoftShareError
+from softshare.evaluate import Result, entropy_bits, final_error, load_copy
+from softshare.files import read_bytes
+from softshare.quantize import QuantizedWeights
+from softshare.task import Task
+from softshare.zoo.experiments import get_experiment, make_task
+
+SWS, JSON = ".sws", ".json"
+TOLERANCE = 1e-9  # percent points of error; relative, of ratios and entropies. Counts must be equal.
+_ABSOLUTE, _RELATIVE = ("error_after",), ("ratio", "han_ratio", "entropy_bytes")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of one pair; `differences` is empty where file and result agree."""
+
+    path: str  # of the file, from the folder
+    file_bytes: int | None  # as found; None where there is no file
+    error: float | None  # in percent, measured anew; None where it could not be
+    differences: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.differences
+
+
+def find_pairs(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every file and every result below the folder, each pair once, as its path without the suffix."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"expected a folder of results, but there is no folder {folder}")
+    stems = {_stem(path) for path in folder.rglob("*") if path.suffix in (SWS, JSON) and path.is_file()}
+    if not stems:
+        raise ConfigError(f"{folder}: expected files NAME{SWS} with NAME{JSON} beside each, found none")
+    return sorted(stems)
+
+
+def _stem(path: Path) -> Path:
+    return path.parent / path.name[: -len(path.suffix)]
+
+
+def _with(stem: Path, suffix: str) -> Path:
+    return stem.parent / (stem.name + suffix)  # not `with_suffix`, which would cut "tau0.05" at its point
+
+
+def verify(
+    folder: str | os.PathLike[str], pairs: Iterable[Path] | None = None, device: torch.device | str = "cpu"
+) -> Iterator[Check]:
+    """One check after the other, so that a caller can show how far it is. An experiment's data are loaded once."""
+    zoo = _Zoo(device)
+    for stem in find_pairs(folder) if pairs is None else pairs:
+        yield _check(stem, str(_with(stem, SWS).relative_to(folder)), zoo)
+
+
+def _check(stem: Path, name: str, zoo: _Zoo) -> Check:
+    file, json = _with(stem, SWS), _with(stem, JSON)
+    if not file.exists():
+        return Check(name, None, None, (f"there is no file {file.name} beside {json.name}",))
+    data = read_bytes(file)
+    if not json.exists():
+        return Check(name, len(data), None, (f"there is no result {json.name} beside {file.name}",))
+    try:
+        result = Result.load(json)
+    except SoftShareError as problem:
+        return Check(name, len(data), None, (str(problem),))
+    found: dict[str, Any] = {"file_bytes": len(data)}
+    problems: list[str] = []
+    not_checked: list[str] = []
+    try:
+        measured, not_checked = _measure(data, result, zoo)
+        found |= measured
+    except SoftShareError as problem:
+        problems.append(str(problem))
+    problems += [
+        _difference(k, getattr(result, k), v) for k, v in found.items() if not _agree(k, getattr(result, k), v)
+    ]
+    return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked))
+
+
+def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], list[str]]:
+    """Every field of the result that the file gives anew, and what could not be measured, with the reason."""
+    decoded = decode(data, like=zoo.model(result.experiment))
+    model = load_copy(zoo.model(result.experiment), decoded.state_dict())
+    n_weights = sum(p.numel() for p in model.parameters())
+    found: dict[str, Any] = {
+        "n_weights": n_weights,
+        "n_nonzero": sum(int(p.count_nonzero()) for p in model.parameters()),
+        "n_components": decoded.n_components,
+        "ratio": 4 * n_weights / len(data),
+        "entropy_bytes": entropy_bits(decoded) / 8,
+    }
+    not_checked = []
+    try:
+        han_bytes = _han_bytes(decoded, result)
+        found |= {"han_bytes": han_bytes, "han_ratio": 4 * n_weights / han_bytes}
+    except ConfigError as problem:
+        not_checked.append(f"han_bytes: {problem}")
+    try:
+        task = zoo.task(result.experiment)
+        found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
+    except NotAvailableError as problem:
+        not_checked.append(f"error: {problem}")
+    return found, not_checked
+
+
+def _han_bytes(decoded: QuantizedWeights, result: Result) -> int:
+    """The size in the paper's format, with the names and precisions that the result's config records."""
+    try:
+        config = EncodeConfig(**result.config["encode"])
+    except (KeyError, TypeError, ConfigError) as problem:
+        raise ConfigError(f"the result's config does not say how the file was encoded ({problem!r})") from None
+    return len(encode(decoded, dataclasses.replace(config, codec="han")))
+
+
+def _difference(field: str, said: Any, found: Any) -> str:
+    return f"{field}: expected {said!r} by the result, got {found!r} from the file"
+
+
+def _agree(field: str, said: Any, found: Any) -> bool:
+    if field not in (*_ABSOLUTE, *_RELATIVE):
+        return bool(said == found)
+    scale = 1.0 if field in _ABSOLUTE else max(abs(found), 1.0)
+    return bool(abs(said - found) <= TOLERANCE * scale)
+
+
+class _Zoo:
+    """The experiments met so far: a fresh model of each and, where its data are here, its task."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = device
+        self._models: dict[str, nn.Module] = {}
+        self._tasks: dict[str, Task | NotAvailableError] = {}
+
+    def model(self, name: str) -> nn.Module:
+        if name not in self._models:
+            with torch.random.fork_rng(devices=[]):
+                self._models[name] = get_experiment(name).make_model().to(self.device)
+        return self._models[name]
+
+    def task(self, name: str) -> Task:
+        if name not in self._tasks:
+            try:
+                self._tasks[name] = make_task(name, self.device)
+            except NotAvailableError as problem:
+                self._tasks[name] = problem
+        task = self._tasks[name]
+        if isinstance(task, NotAvailableError):
+            raise task
+        return task
