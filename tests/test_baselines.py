@@ -32,6 +32,7 @@ from softshare.baselines.config import TrainConfig
 from softshare.baselines.dns import Spliced
 from softshare.baselines.layers import layers_of
 from softshare.baselines.masks import Masked
+from softshare.baselines.phases import with_l2
 from softshare.baselines.sharing import Centroids, quantize_values
 from softshare.config import Codec, EncodeConfig, RetrainConfig, Rule
 from softshare.errors import ConfigError, ModelError
@@ -437,6 +438,29 @@ def test_the_papers_accountings(trained: Task) -> None:
     assert published_ratio(out) == (8 * 16 + 16 + 16 * 2 + 2) / left
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_l2_shrinks_the_weights(name: str, trained: Task) -> None:
+    def square(l2: float) -> float:
+        train = dataclasses.replace(TRAIN, l2=l2)
+        if name == "dns":
+            out = dns(trained, dataclasses.replace(DNS, train=train))
+        else:
+            out = deep_compression(trained, dataclasses.replace(DEEP, train=train))
+        return float(out.retrained["0.weight"].square().sum())
+
+    assert square(3e-2) < 0.8 * square(0.0)
+
+
+def test_l2_is_half_the_sum_of_squares() -> None:
+    task = make_task()
+    batch = next(iter(task.train))
+    first = layers_of(shared(task.model))[:1]
+    squares = sum(float(t.detach().square().sum()) for t in first[0].tensors)
+    added = (with_l2(task, first, 0.1).loss(task.model, batch) - task.loss(task.model, batch)).item()
+    assert added == pytest.approx(0.05 * squares, rel=1e-4)
+    assert with_l2(task, first, 0.0) is task
+
+
 def test_biases_can_be_compressed_too_and_rules_decide_first(trained: Task) -> None:
     out = deep_compression(trained, dataclasses.replace(DEEP, compress_biases=True))
     assert {t.name for t in out.quantized.shared} == {"0.weight", "0.bias", "3.weight", "3.bias"}
@@ -514,6 +538,7 @@ def test_values_of_a_network_become_codebooks_by_layer() -> None:
         (lambda: SurgeryConfig(settle_epochs=-1), "settle_epochs: expected at least 0"),
         (lambda: ShareConfig(fc_bits=0), "fc_bits: expected 1 to 12 bits"),
         (lambda: ShareConfig(lr_centroids=0.0), "lr_centroids: expected"),
+        (lambda: TrainConfig(l2=-1.0), "l2: expected"),
         (lambda: TrainConfig(lr_weights=0.0), "lr_weights: expected"),
         (lambda: TrainConfig(schedule="linear"), "schedule: expected one of constant, cosine"),  # type: ignore[arg-type]
         (lambda: DnsConfig(rules=("fc",)), "rules: expected a tuple of a Rule"),  # type: ignore[arg-type]

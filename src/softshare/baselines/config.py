@@ -38,11 +38,15 @@ class TrainConfig:
 
     lr_weights: float = option(1e-3, "Learning rate of Adam while pruning.")
     schedule: Schedule = option("cosine", "The learning rate stays 'constant' or falls to 0 by a 'cosine' in a phase.")
+    l2: float = option(
+        0.0, "Weight of half the sum of squared weights in the loss (both papers decay by 5e-4, in SGD)."
+    )
     seed: int = option(0, "Seed of everything random in the run.")
     capture: bool = option(False, "Capture the training steps into CUDA graphs; see RetrainConfig.")
 
     def __post_init__(self) -> None:
         _require_types(self)
+        _require(0 <= self.l2 < math.inf, "l2", "a number of at least 0", self.l2)
         self.phase(1)  # has the same fields and checks them
 
     def phase(self, epochs: int, lr: float | None = None) -> RetrainConfig:

@@ -20,7 +20,7 @@ import torch
 from softshare.baselines.config import DeepCompressionConfig, value_of
 from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
-from softshare.baselines.phases import Phases, copy_of
+from softshare.baselines.phases import Phases, copy_of, with_l2
 from softshare.baselines.sharing import share_
 from softshare.codec import encode, inspect
 from softshare.config import Rule
@@ -39,6 +39,7 @@ def deep_compression(task: Task, config: DeepCompressionConfig | None = None, ho
     view.check()
     layers, prune = layers_of(view), config.prune
     stds = [float(layer.flat().double().std(correction=0)) for layer in layers]
+    task = with_l2(task, layers, config.train.l2)
     with Phases(task, prune.rounds * prune.round_epochs + config.share.share_epochs, hooks) as phases:
         for round_ in range(1, prune.rounds + 1):
             for layer, std in zip(layers, stds, strict=True):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from softshare.baselines.config import DnsConfig, SurgeryConfig, value_of
 from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
-from softshare.baselines.phases import Phases, copy_of
+from softshare.baselines.phases import Phases, copy_of, with_l2
 from softshare.baselines.sharing import share_
 from softshare.retrain import Hook
 from softshare.route import Compressed
@@ -39,6 +39,7 @@ def dns(task: Task, config: DnsConfig | None = None, hooks: Sequence[Hook] = ())
     view.check()
     layers, surgery = layers_of(view), config.surgery
     epochs = surgery.surgery_epochs + surgery.settle_epochs + config.share.share_epochs
+    task = with_l2(task, layers, config.train.l2)
     with Phases(task, epochs, hooks) as phases:
         phases.run(config.train.phase(surgery.surgery_epochs), Spliced(layers, surgery))
         require_weights(layers, "lower the c_rate")

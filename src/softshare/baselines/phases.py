@@ -6,7 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from softshare.baselines.layers import Layer
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.retrain import EpochRecord, Hook, retrain_
@@ -18,6 +23,18 @@ def copy_of(task: Task) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(f"expected a softshare.Task, got {type(task).__name__}")
     return dataclasses.replace(task, model=copy.deepcopy(task.model))
+
+
+def with_l2(task: Task, layers: Sequence[Layer], l2: float) -> Task:
+    """The task with l2 / 2 times the sum of squares of the layers' weights added to its loss."""
+    if l2 == 0:
+        return task
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        squares = torch.stack([t.square().sum() for layer in layers for t in layer.tensors])
+        return task.loss(model, batch) + 0.5 * l2 * squares.sum()
+
+    return dataclasses.replace(task, loss=loss)
 
 
 class Phases(Hook):
