@@ -163,6 +163,7 @@ def test_every_field_against_the_file(tmp_path: Path) -> None:
     values = {v for p in shared.values() for v in p.tolist()}
     assert result.n_components == len(values | {0.0})
     entropy = complexity = 0.0
+    assert out.mixture is not None
     for p in shared.values():
         counts = Counter(p.tolist())
         entropy -= sum(n * math.log2(n / p.numel()) for n in counts.values())

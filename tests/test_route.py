@@ -157,6 +157,7 @@ def test_every_kind_of_layer_goes_through(name: str, codebook_dtype: Any, tmp_pa
     compressed.save(tmp_path / "model.sws")
     ss.load_into_(fresh, tmp_path / "model.sws")
     mixture = compressed.mixture
+    assert mixture is not None
     kept = {n for n in model.state_dict() if n in prior.view.rest}
     for key, tensor in fresh.state_dict().items():
         original = model.state_dict()[key]

@@ -240,6 +240,10 @@ class CompressConfig:
             retrain=RetrainConfig(epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant"),
         )
 
+    @property
+    def seed(self) -> int:
+        return self.retrain.seed
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they come back from JSON: lists, not tuples."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))

@@ -11,13 +11,13 @@ import platform
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from softshare.codec import decode, encode
-from softshare.config import CompressConfig
+from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.files import read_bytes, write_atomic
 from softshare.prior import Mixture
@@ -49,7 +49,7 @@ class Result:
     han_bytes: int  # of the whole file, with the codec 'han'
     han_ratio: float
     entropy_bytes: float  # order-0 entropy of each shared tensor's indices, summed; codebooks not counted
-    complexity_bytes: float  # bits to name every weight's component under the mixture, / 8
+    complexity_bytes: float | None  # bits to name every weight's component under the mixture, / 8; None without one
     error_bits: (
         float  # task loss over the training set in bits; the error cost where the loss is a negative log-likelihood
     )
@@ -81,10 +81,22 @@ class Result:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
 
 
+class RunConfig(Protocol):
+    """What is asked of a method's config: `CompressConfig`, or a baseline's."""
+
+    @property
+    def encode(self) -> EncodeConfig: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 def measure(
     task: Task,
     compressed: Compressed,
-    config: CompressConfig,
+    config: RunConfig,
     *,
     method: str = "softshare",
     error_before: float | None = None,
@@ -106,7 +118,7 @@ def measure(
         experiment=task.name,
         method=method,
         dataset=task.dataset,
-        seed=config.retrain.seed,
+        seed=config.seed,
         error_before=final_error(task, task.model) if error_before is None else error_before,
         error_after=final_error(task, model),
         n_weights=n_weights,
@@ -117,8 +129,8 @@ def measure(
         han_bytes=han_bytes,
         han_ratio=4 * n_weights / han_bytes,
         entropy_bytes=entropy_bits(decoded) / 8,
-        complexity_bytes=complexity_bits(compressed.quantized, compressed.mixture) / 8,  # of values not yet rounded
-        error_bits=_mean_train_loss(task, model, config.retrain.seed) * task.n_examples / math.log(2),
+        complexity_bytes=_complexity_bytes(compressed),
+        error_bits=_mean_train_loss(task, model, config.seed) * task.n_examples / math.log(2),
         seconds=sum(record.seconds for record in compressed.history),
         device=_device_name(model),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
@@ -162,6 +174,12 @@ def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
         same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
         bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
     return bits
+
+
+def _complexity_bytes(compressed: Compressed) -> float | None:
+    if compressed.mixture is None:
+        return None
+    return complexity_bits(compressed.quantized, compressed.mixture) / 8  # of values not yet rounded
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import nn
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.prior import MixturePrior
-from softshare.step import CapturedStep, Step
+from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
 
 CHECK_EVERY = 50  # steps between looks at the loss: each look makes a GPU wait
@@ -51,17 +51,24 @@ class Hook:
 
 
 def retrain_(
-    task: Task, prior: MixturePrior | None, config: RetrainConfig, hooks: Sequence[Hook] = ()
+    task: Task,
+    prior: MixturePrior | None,
+    config: RetrainConfig,
+    hooks: Sequence[Hook] = (),
+    latent: Latent | None = None,
 ) -> tuple[EpochRecord, ...]:
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
+
+    With `latent`, the optimizer trains that, and the model's parameters follow from it.
 
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
-    run_step = (CapturedStep if config.capture else Step)(task, prior, config.lr_weights)
+    run_step = (CapturedStep if config.capture else Step)(task, prior, config.lr_weights, latent)
     steps = _length(task.train)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
+        run_step.latent.push_()
         for hook in hooks:
             hook.on_start(config.epochs, steps)
         for epoch in range(config.epochs + 1):

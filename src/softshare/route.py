@@ -25,8 +25,8 @@ class Compressed:
     """A network on its way into a file, with what led there."""
 
     quantized: QuantizedWeights
-    mixture: Mixture  # merged; what the weights were quantized with
-    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before merging and quantizing
+    mixture: Mixture | None  # merged; what the weights were quantized with, if by one
+    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
 

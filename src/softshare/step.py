@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softshare.errors import ConfigError
 from softshare.prior import MixturePrior
@@ -20,16 +20,33 @@ MOST_GRAPHS = 16
 WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
+class Latent:
+    """What the optimizer trains in place of the network's parameters, and how these follow from it.
+
+    This one is the identity: the optimizer trains the parameters themselves. Another may hold some of them to a mask or
+    to a codebook. What it does in a step may be captured, so it must not wait for the GPU, and keeps its tensors.
+    """
+
+    def parameters(self, model: nn.Module) -> list[Tensor]:
+        return list(model.parameters())
+
+    def pull_(self) -> None:
+        """From the gradients of the network's parameters, those of the latent ones; before the optimizer's step."""
+
+    def push_(self) -> None:
+        """From the latent parameters, the network's own; before training and after each of the optimizer's steps."""
+
+
 class Step:
     """Gradients of the task loss and of the prior, and the optimizer's step.
 
     No GPU has to wait, but in the first one and where the prior looks at its method.
     """
 
-    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
-        self.task, self.prior = task, prior
+    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float, latent: Latent | None = None) -> None:
+        self.task, self.prior, self.latent = task, prior, latent or Latent()
         self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
-        groups = [{"params": list(task.model.parameters()), "lr": lr_weights}]
+        groups = [{"params": self.latent.parameters(task.model), "lr": lr_weights}]
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
@@ -49,6 +66,7 @@ class Step:
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """The task loss, and that of task and prior."""
         self.optimizer.zero_grad()
+        self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
         self._start_prior()
         task_loss = self.task.loss(self.task.model, batch)
         self._check(task_loss)
@@ -56,7 +74,9 @@ class Step:
         loss = task_loss = task_loss.detach()
         if self.prior:
             loss = task_loss + self._add_prior(self.prior)
+        self.latent.pull_()
         self.optimizer.step()
+        self.latent.push_()
         return task_loss, loss
 
     def _start_prior(self) -> None:
@@ -82,12 +102,12 @@ def _device(task: Task) -> torch.device:
 class CapturedStep(Step):
     """The same step: the first few as they are, then replayed from one graph for every shape of batch."""
 
-    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
+    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float, latent: Latent | None = None) -> None:
         if _device(task).type != "cuda":
             raise ConfigError(f"capture: the network must be on a CUDA GPU, but it is on {_device(task)}")
         if prior and prior.config.sample_one_in > 1:
             raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
-        super().__init__(task, prior, lr_weights)
+        super().__init__(task, prior, lr_weights, latent)
         self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
         self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
         self._own_grads: list[Tensor] = []

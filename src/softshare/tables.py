@@ -64,7 +64,8 @@ def account_table(result: Result) -> Table:
         table.add_row(label, f"{n_bytes:,.0f}", f"{4 * result.n_weights / n_bytes:.1f}" if n_bytes else "-")
 
     row("float32", 4 * result.n_weights)
-    row("complexity cost, by the mixture", result.complexity_bytes)
+    if result.complexity_bytes is not None:
+        row("complexity cost, by the mixture", result.complexity_bytes)
     row("order-0 entropy of the indices", result.entropy_bytes)
     row("Han's format, the whole file", result.han_bytes)
     row("the file, measured", result.file_bytes)
