@@ -27,7 +27,7 @@ ROUTE = [
     ["step"],
     ["retrain"],
     ["merge"],
-    ["quantize"],
+    ["chains", "quantize"],
     [
         "codec",
         *(
@@ -53,6 +53,7 @@ ROUTE = [
             ]
         ),
     ],
+    ["symmetries"],
     ["route"],
     ["evaluate"],
     ["baselines.config", "baselines.kmeans", "baselines.layers"],
