@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from softshare.errors import ConfigError
+from softshare.hard import add_mean_gradients_, quantized
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
@@ -28,6 +29,7 @@ class Step:
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
+        self.hard = False  # whether the network runs on quantized weights
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
@@ -44,15 +46,24 @@ class Step:
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """The task loss, and that of task and prior."""
         self.optimizer.zero_grad()
-        self._start_prior()
-        task_loss = self.task.loss(self.task.model, batch)
-        self._check(task_loss)
-        task_loss.backward()
+        if self.hard and self.prior:
+            with quantized(self.prior):
+                task_loss = self._task_gradients(batch)
+            add_mean_gradients_(self.prior)
+        else:
+            self._start_prior()
+            task_loss = self._task_gradients(batch)
         loss = task_loss = task_loss.detach()
         if self.prior:
             loss = task_loss + self._add_prior(self.prior)
         self.optimizer.step()
         return task_loss, loss
+
+    def _task_gradients(self, batch: Any) -> Tensor:
+        task_loss = self.task.loss(self.task.model, batch)
+        self._check(task_loss)
+        task_loss.backward()
+        return task_loss
 
     def _start_prior(self) -> None:
         """What of the prior can be done beside the network."""
@@ -87,7 +98,7 @@ class CapturedStep(Step):
         self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
         self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
-        self._warm, self._reach = 0, prior.reach if prior else None
+        self._warm, self._way = 0, (prior.reach if prior else None, False)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
@@ -95,9 +106,9 @@ class CapturedStep(Step):
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         reach = self.prior.reach if self.prior else None
-        if reach != self._reach:  # the prior is computed in another way now
+        if (reach, self.hard) != self._way:  # another step now
             self._graphs.clear()
-            self._warm, self._reach = 0, reach
+            self._warm, self._way = 0, (reach, self.hard)
         if self._warm < WARM_UP:
             self._warm += 1
             return self._run_aside(batch)
@@ -114,7 +125,7 @@ class CapturedStep(Step):
                 self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
 
     def _add_prior(self, prior: MixturePrior) -> Tensor:
-        if not self._side_by_side:
+        if self.hard or not self._side_by_side:
             return super()._add_prior(prior)
         torch.cuda.current_stream().wait_stream(self._side)
         present, added = [], []
