@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,7 +256,7 @@ def test_small_tensors_swept_as_one_get_the_same(monkeypatch: pytest.MonkeyPatch
     ws += [weights(9, torch.bfloat16), weights(11, torch.float32, seed=4)]
     runs = []
     for together in ([], [0, 1, 2, 3]):
-        monkeypatch.setattr(mixture, "_small", lambda weights, mean, together=together: together)
+        monkeypatch.setattr(mixture, "_small", lambda weights, device, together=together: together)
         grads = [torch.ones_like(w) for w in ws]
         loss, mixture_grads = mixture_nll_grad_(sweep_of("numba"), ws, grads, *params, scale)
         runs.append([loss, mixture_grads, *grads])
@@ -265,15 +264,30 @@ def test_small_tensors_swept_as_one_get_the_same(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_tensors_cut_for_short_indices_get_the_same(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, w = parameters(5, torch.float32), weights(50, torch.float32)
+    runs = []
+    for most in (mixture.MOST_AT_ONCE, 7):
+        monkeypatch.setattr(mixture, "MOST_AT_ONCE", most)
+        if in_place:
+            grad = torch.ones(50)
+            runs.append([*mixture_nll_grad_(sweep_of("numba"), [w], [grad], *params, torch.tensor(0.3)), grad])
+        else:
+            runs.append(loss_and_grads(fused("numba"), [w], params))
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_only_small_tensors_on_a_gpu_are_swept_as_one() -> None:
     sizes = [mixture.SMALL + 1, 5, 0, mixture.SMALL, 3]
     ws = [torch.empty(n, device="meta") for n in sizes]
-    assert mixture._small(ws, torch.empty(2)) == []
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    assert mixture._small(ws, on_gpu) == [1, 2, 3, 4]  # type: ignore[arg-type]
-    assert mixture._small(ws[:2], on_gpu) == []  # type: ignore[arg-type]
+    assert mixture._small(ws, torch.device("cpu")) == []
+    on_gpu = torch.device("cuda")
+    assert mixture._small(ws, on_gpu) == [1, 2, 3, 4]
+    assert mixture._small(ws[:2], on_gpu) == []
     many = ws[3:4] * (mixture.SMALL_TOGETHER // mixture.SMALL + 1)
-    assert mixture._small(many, on_gpu) == []  # type: ignore[arg-type]
+    assert mixture._small(many, on_gpu) == []
 
 
 def test_in_place_leaves_what_lies_between_the_gradients_values() -> None:

@@ -21,7 +21,7 @@ from kernels import distance, each_backend, needs_gpu
 from softshare import prior as prior_module
 from softshare.errors import ConfigError
 from softshare.retrain import retrain_
-from softshare.step import WARM_UP, CapturedStep, Step, _map, _tensors
+from softshare.step import WARM_UP, CapturedStep, Step, _key, _map, _tensors
 from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
@@ -404,3 +404,19 @@ def test_steps_of_captured_training_do_not_look_but_epochs_do(monkeypatch: pytes
     monkeypatch.setattr(ss.MixturePrior, "choose_method", lambda self: looks.append(self._steps))
     retrain_(task, prior, ss.RetrainConfig(epochs=2))
     assert looks == [0, 3]
+
+
+def test_batches_of_one_key_have_one_structure() -> None:
+    a, b = torch.zeros(2, 3), torch.zeros(2, 3)
+    assert _key({"x": a, "y": b}) == _key({"x": b, "y": a})
+    different = [
+        {"x": a, "y": b},
+        {"y": a, "x": b},
+        (a, b),
+        [a, b],
+        (a, b, a),
+        (a, b[:1]),
+        (a, b.double()),
+        ((a, b),),
+    ]
+    assert len({_key(batch) for batch in different}) == len(different)

@@ -31,7 +31,7 @@ from softshare import prior as prior_module
 from softshare.errors import ConfigError, DivergedError, NotAvailableError
 from softshare.kernels import mixture_nll_ref, mixture_table
 from softshare.kernels.choice import find_sweep
-from softshare.kernels.mixture_table import CAPACITY, CELLS, Grid, make_grid, n_points, reach_of
+from softshare.kernels.mixture_table import CAPACITY, CELLS, Grid, make_grid_ref, n_points, reach_of
 from softshare.retrain import retrain_
 
 EPS = 2.0**-23
@@ -41,7 +41,7 @@ REACH = 4.0
 def grid_of(backend: str, params: Params, reach: float = REACH) -> Grid:
     """By one backend, on the CPU."""
     if backend == "torch":
-        return make_grid(params[1], params[2], reach)
+        return make_grid_ref(params[1], params[2], reach)
     maker = module(f"table_{backend}").make_grid
     if backend == "triton" and HAS_GPU:
         grid = maker(params[1].cuda(), params[2].cuda(), reach)
@@ -146,8 +146,7 @@ def assert_as_fine_as_claimed(grid: Grid, params: Params) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_cells_are_as_fine_as_claimed(seed: int) -> None:
     params = trained_mixture(seed, [0.003, 3e-4][seed % 2], j=None if seed % 2 else 17)
-    if n_points(params[1], params[2], REACH) > CAPACITY:
-        pytest.skip("refused")
+    assert n_points(params[1], params[2], REACH) <= CAPACITY
     assert_as_fine_as_claimed(grid_of("torch", params), params)
 
 
@@ -160,7 +159,9 @@ def test_one_narrow_component_is_resolved_or_refused(std: float, mean: float) ->
         torch.tensor([0.0, mean]),
         2 * torch.log(torch.tensor([0.01, std])),
     )
-    if n_points(params[1], params[2], REACH) <= CAPACITY:
+    resolved = n_points(params[1], params[2], REACH) <= CAPACITY
+    assert resolved == (std >= (1e-6 if mean == 0 else 1e-4))
+    if resolved:
         assert_as_fine_as_claimed(grid_of("torch", params), params)
 
 

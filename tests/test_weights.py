@@ -305,6 +305,13 @@ def test_check_all_weights_equal() -> None:
     assert view.range() == (0.25, 0.5)
 
 
+def test_a_range_with_nan_in_any_tensor_is_nan() -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.bias[1] = math.nan
+    assert all(math.isnan(end) for end in WeightView.of(model).range())
+
+
 # Gather and scatter
 
 

@@ -1,8 +1,8 @@
 """The hard phase: the network runs on quantized weights, while the weights behind them go on being trained.
 
-In each step every shared weight takes the mean of its most responsible component for the time of forward and backward. The
-gradient found there is used for the weight itself, straight through, and summed over a component's weights it is the
-gradient of that component's mean. The prior goes on pulling the weights behind.
+In each step every shared weight takes the mean of its most responsible component for the time of forward and
+backward. The gradient found there is used for the weight itself, straight through, and summed over a component's
+weights it is the gradient of that component's mean. The prior goes on pulling the weights behind.
 """
 
 from __future__ import annotations

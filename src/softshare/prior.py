@@ -22,7 +22,7 @@ from softshare.weights import WeightView
 if TYPE_CHECKING:
     from softshare.route import Compressed
 
-# Weights times components from which the table is faster than the exact sweep (benchmarks/README.md).
+# Weights times components from which the table takes less of the device than the exact sweep (benchmarks/README.md).
 TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
 LARGEST = 2.0**100  # weight in a table: its reach must be a float
 LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
@@ -101,7 +101,8 @@ class MixturePrior(nn.Module):
     def choose_method(self) -> None:
         """Look at weights and mixture, and choose between the table and the exact sweep; makes a GPU wait.
 
-        Training does so by itself, every `LOOK_EVERY` steps and, where they are captured, every epoch.
+        Training does so by itself, every `LOOK_EVERY` steps and, where they are captured, every epoch. A table that
+        does not resolve the mixture is refused before training; later 'auto' leaves it, and 'table' keeps it, coarser.
         """
         wanted = self.config.method
         if wanted == "exact" or (wanted == "auto" and not self._table_is_faster()):
@@ -115,12 +116,12 @@ class MixturePrior(nn.Module):
         find_sweep(self.means, self.config.backend, reach)  # what is not available is better known now
         with torch.no_grad():
             points = n_points(self.mixture().mean, self.log_vars, reach)
-        if points > CAPACITY and wanted == "table":
+        if points > CAPACITY and wanted == "table" and self._steps == 0:
             raise ConfigError(
-                f"method 'table': this mixture needs {points} points, more than {CAPACITY}, to resolve its narrowest "
-                "component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
+                f"method 'table': this mixture needs at least {points} points, more than {CAPACITY}, to resolve its "
+                "narrowest component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
             )
-        self.reach = reach if points <= CAPACITY else None
+        self.reach = reach if points <= CAPACITY or wanted == "table" else None
 
     def _table_is_faster(self) -> bool:
         here = available_backends(self.means)
@@ -174,7 +175,7 @@ class MixturePrior(nn.Module):
         return _scale(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
-        """`loss(tau, n_examples).backward()`, faster and without memory of its own; returns the loss, detached.
+        """`loss(tau, n_examples).backward()`, faster, with no second gradient in memory; returns the loss, detached.
 
         To be called after the backward of the task loss: it adds to the gradients that are there.
         """
@@ -193,7 +194,9 @@ class MixturePrior(nn.Module):
                     w.grad = torch.zeros_like(w)
             weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         parameters = (mixture.log_mixing, mixture.mean, mixture.log_var)
-        loss, mixture_grads = mixture_nll_grad_(self._training_sweep(), weights, weight_grads, *parameters, scale)
+        loss, mixture_grads = mixture_nll_grad_(
+            self._training_sweep(), weights, weight_grads, *parameters, scale, together=self.config.sample_one_in == 1
+        )
         hyper = self._hyper_priors(mixture)
         pushed = [(p, g) for p, g in zip(parameters, scale * mixture_grads, strict=True) if p.requires_grad]
         if hyper.requires_grad:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,11 +17,15 @@ from softshare.prior import MixturePrior
 from softshare.task import Task
 
 SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
+MOST_GRAPHS = 16
 WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
 class Step:
-    """Gradients of the task loss and of the prior, and the optimizer's step. After the first, no GPU has to wait."""
+    """Gradients of the task loss and of the prior, and the optimizer's step.
+
+    No GPU has to wait, but in the first one and where the prior looks at its method.
+    """
 
     def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float) -> None:
         self.task, self.prior = task, prior
@@ -98,24 +103,33 @@ class CapturedStep(Step):
         self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
         self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
-        self._warm, self._way = 0, (prior.reach if prior else None, False)
+        self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
+        self._way = (prior.reach if prior else None, False)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
         return torch.optim.Adam(groups, fused=True, capturable=True)
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What it returns is overwritten by the next call."""
         reach = self.prior.reach if self.prior else None
         if (reach, self.hard) != self._way:  # another step now
             self._graphs.clear()
-            self._warm, self._way = 0, (reach, self.hard)
-        if self._warm < WARM_UP:
-            self._warm += 1
-            return self._run_aside(batch)
-        key = repr(_map(lambda t: (t.shape, t.dtype), batch))  # with its structure: names and order of what it holds
-        if key not in self._graphs:
-            self._graphs[key] = _Graph(super().__call__, batch, self._stream)
-        return self._graphs[key].replay(_tensors(batch))
+            self._runs.clear()
+            self._way = (reach, self.hard)
+        key = _key(batch)
+        with torch.cuda.device(_device(self.task)):
+            if self._runs[key] < WARM_UP:
+                self._runs[key] += 1
+                return self._run_aside(batch)
+            if key not in self._graphs:
+                if len(self._graphs) == MOST_GRAPHS:
+                    raise ConfigError(
+                        f"capture: batches of more than {MOST_GRAPHS} shapes, each of which takes a graph and its "
+                        "memory; pad them to fewer, or train without capture"
+                    )
+                self._graphs[key] = _Graph(super().__call__, batch, self._stream)
+            return self._graphs[key].replay(_tensors(batch))
 
     def _start_prior(self) -> None:
         if self.prior and self._side_by_side:
@@ -152,20 +166,42 @@ class _Graph:
     def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: Any, stream: torch.cuda.Stream) -> None:
         self._batch = _map(torch.clone, batch)
         self._graph = torch.cuda.CUDAGraph()
+        cause: Exception | None = None
         try:
-            with torch.cuda.graph(self._graph, stream=stream):
-                self._out = step(self._batch)
+            # "thread_local": what other threads do, as those that load data, is their own affair
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                try:
+                    self._out = step(self._batch)
+                except Exception as problem:  # ending the capture will raise another one over it
+                    cause = problem
+                    raise
         except RuntimeError as problem:
+            cause = cause or problem
+            if isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, RuntimeError):
+                raise cause from None
             raise ConfigError(
                 "capture: Task.loss cannot be captured into a CUDA graph; it must not wait for the GPU (.item(), "
-                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {problem}"
-            ) from problem
+                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {cause}"
+            ) from cause
 
     def replay(self, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         for own, new in zip(_tensors(self._batch), tensors, strict=True):
             own.copy_(new)
         self._graph.replay()
         return self._out
+
+
+def _key(batch: Any) -> Any:
+    """Shapes and dtypes, with the names and the order of what a batch holds."""
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype
+    if isinstance(batch, dict):
+        return tuple((name, _key(value)) for name, value in batch.items())
+    if isinstance(batch, list | tuple):
+        return (type(batch), *(_key(value) for value in batch))
+    if dataclasses.is_dataclass(batch):
+        return (type(batch), *(_key(getattr(batch, f.name)) for f in dataclasses.fields(batch)))
+    return None  # which `_map` refuses
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -102,8 +102,9 @@ class WeightView:
             raise ModelError(f"all {self.n_weights} shared weights equal {low} ({names}): expected a trained network")
 
     def range(self) -> tuple[float, float]:
-        lows, highs = zip(*(torch.aminmax(t.detach()) for t in self.tensors if t.numel()), strict=True)
-        return min(float(v) for v in lows), max(float(v) for v in highs)
+        """The smallest and the largest shared weight; NaN where one is."""
+        ends = torch.stack([torch.stack(torch.aminmax(t.detach())).double() for t in self.tensors if t.numel()])
+        return float(ends[:, 0].min()), float(ends[:, 1].max())
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the network's whole state as it is now, on the CPU."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,7 @@ class Sweep(Protocol):
 
 # Values of one (J, chunk) buffer: small enough for the cache on a CPU, large enough to fill a GPU.
 CHUNK_VALUES = {"cpu": 2**19, "cuda": 2**24}
+MOST_AT_ONCE = 2**30  # weights of one piece
 SMALL, SMALL_TOGETHER = 2**20, 2**24  # weights of a tensor, and of all such, that a GPU sweeps as one
 IN_PLACE_FROM = 2**24  # weights whose gradient is scaled in place: there may be no room for a second copy
 
@@ -73,42 +75,55 @@ def mixture_nll_grad_(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
     scale: Tensor,  # 0-d
+    together: bool = True,
 ) -> tuple[Tensor, Tensor]:  # 0-d; (3, J)
     """The loss and its gradients by log_mixing, mean and log_var; adds `scale` times those by the weights to `grads`.
 
-    The training step's way: against autograd it saves the gradient's own memory and three passes over it.
+    The training step's way: against autograd it saves a gradient's memory and three passes over it. `together`: small
+    tensors are swept as one, in a copy, where that is faster.
     """
     own = [g.permute(_memory_order(w)) for w, g in zip(weights, grads, strict=True)]
-    together = _small(weights, mean)
+    as_one = _small(weights, mean.device) if together else []
     flats, outs = [], []
     late: list[tuple[Tensor, Tensor]] = []  # gradients that are not swept in their own memory, and what to add to them
     for k, (w, g) in enumerate(zip(weights, own, strict=True)):
-        if k not in together:
+        if k not in as_one:
             out = g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format)
             flats.append(_flat(w))
             outs.append(out.view(-1))
             late += [(g, out)] if out is not g else []
-    if together:
-        flats.append(torch.cat([_flat(weights[k]).to(mean.dtype) for k in together]))
+    if as_one:
+        flats.append(torch.cat([_flat(weights[k]).to(mean.dtype) for k in as_one]))
         outs.append(torch.zeros_like(flats[-1]))
-        parts = outs[-1].split([weights[k].numel() for k in together])
-        late += [(own[k], part.view(own[k].shape)) for k, part in zip(together, parts, strict=True)]
-    loss, sums = sweep(flats, log_mixing, mean, log_var, outs, scale)
+        parts = outs[-1].split([weights[k].numel() for k in as_one])
+        late += [(own[k], part.view(own[k].shape)) for k, part in zip(as_one, parts, strict=True)]
+    with _on(mean.device):
+        loss, sums = sweep(_pieces(flats), log_mixing, mean, log_var, _pieces(outs), scale)
     if late:
         torch._foreach_add_([g for g, _ in late], [out.to(g.dtype) for g, out in late])
     return loss.to(mean.dtype), _mixture_grads(sums, mean)
 
 
-def _small(weights: Sequence[Tensor], mean: Tensor) -> list[int]:
-    """Which tensors are swept as one, on a GPU: a launch takes longer than a small tensor's work."""
-    if mean.device.type != "cuda":
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Launches go to the current GPU, which need not be the weights' own."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _pieces(flats: Sequence[Tensor]) -> list[Tensor]:
+    """Short enough for indices of 32 bits."""
+    return [piece for flat in flats for piece in flat.split(MOST_AT_ONCE)]
+
+
+def _small(weights: Sequence[Tensor], device: torch.device) -> list[int]:
+    """The tensors to sweep as one: on a GPU, where a launch takes longer than a small tensor's work."""
+    if device.type != "cuda":
         return []
     small = [k for k, w in enumerate(weights) if w.numel() <= SMALL]
     return small if len(small) > 1 and sum(weights[k].numel() for k in small) <= SMALL_TOGETHER else []
 
 
 @torch.no_grad()
-def mixture_assign(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
+def assign_torch(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """The index of the most responsible component of each weight, (n,) int64, in chunks."""
     w = w.detach().reshape(-1).to(mean.dtype)
     out = torch.empty(w.shape, dtype=torch.int64, device=w.device)
@@ -191,7 +206,9 @@ class _MixtureNLL(torch.autograd.Function):
         need_grad = any(ctx.needs_input_grad)
         # In the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
         grads = [torch.empty(w.numel(), dtype=mean.dtype, device=w.device) for w in weights] if need_grad else None
-        loss, sums = sweep([_flat(w) for w in weights], log_mixing, mean, log_var, grads)
+        pieces = None if grads is None else _pieces(grads)
+        with _on(mean.device):
+            loss, sums = sweep(_pieces([_flat(w) for w in weights]), log_mixing, mean, log_var, pieces)
         if grads is not None:
             shaped = [_like(g, w) for g, w in zip(grads, weights, strict=True)]
             ctx.save_for_backward(_mixture_grads(sums, mean), *shaped)

@@ -57,9 +57,9 @@ class Grid:
         return _bits(self.reach) - 1
 
 
+GridMaker = Callable[[Tensor, Tensor, float], Grid]  # means, logarithms of variances, reach
 # weights, grid, scores at its points (G,), gradients to fill or to add to (or None), whether to add -> the number of
 # weights at each point, (G,) float32
-GridMaker = Callable[[Tensor, Tensor, float], Grid]
 Lookup = Callable[[Sequence[Tensor], Grid, Tensor, Sequence[Tensor] | None, bool], Tensor]
 
 
@@ -69,16 +69,16 @@ def reach_of(largest: float) -> float:
 
 
 def n_points(mean: Tensor, log_var: Tensor, reach: float) -> int:
-    """What a grid as fine as the bound asks for would take; `make_grid` gives no more than `CAPACITY`."""
+    """What a grid as fine as the bound asks for would take; no grid has more than `CAPACITY`."""
     return int((1 << _bits_wanted(mean, log_var, reach).clamp(max=MOST_BITS + 1)).sum()) + 2
 
 
-def make_grid(
+def make_grid_ref(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
     reach: float,
 ) -> Grid:
-    """As fine as asked, or coarser by the power of two that the capacity needs. Does not make a GPU wait."""
+    """The definition: as fine as asked, or coarser by the power of two that the capacity needs."""
     bits = _bits_wanted(mean, log_var, reach).clamp(max=MOST_BITS)
     coarser = torch.arange(MOST_BITS + 1, device=mean.device)[:, None]
     fits = (1 << (bits - coarser).clamp(min=0)).sum(1) + 2 <= CAPACITY
@@ -87,12 +87,10 @@ def make_grid(
     sizes.view(2, CELLS)[:, -1] += 1  # the outer end of the last cell
     ends = torch.cumsum(sizes, 0)
     starts = ends - sizes
-    n = int(ends[-1]) if mean.device.type == "cpu" else CAPACITY
-    at = torch.arange(n, device=mean.device)
-    cell = torch.searchsorted(ends, at, right=True).clamp(max=2 * CELLS - 1)
+    at = torch.arange(int(ends[-1]), device=mean.device)
+    cell = torch.searchsorted(ends, at, right=True)
     inner, widths = coarse_cells(reach, mean.device)
-    inside = torch.minimum(at - starts[cell], sizes[cell] - 1)
-    points = inner[cell] + inside * (widths / (1 << bits))[cell]
+    points = inner[cell] + (at - starts[cell]) * (widths / (1 << bits))[cell]
     cells = (starts << 5 | (LOW_BITS - bits)).to(torch.int32)
     return Grid(reach, cells, points.to(torch.float32))
 

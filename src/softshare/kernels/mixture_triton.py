@@ -23,7 +23,7 @@ MOST_IN_REGISTERS = 32  # components beside the first that a thread can hold
 TILE = 2048  # weights of a program of the kernel for more of them
 REGISTERS = {16: 128}  # of a thread with so many free components: 16 warps a multiprocessor are worth a few spilled
 ROWS = 128  # of partial sums at a time
-OPTIONS = {"enable_fp_fusion": True}  # which Triton 3.10 will no longer do by itself
+OPTIONS = {"enable_fp_fusion": True}  # not the default of every version of Triton
 FAST = os.environ.get("TRITON_INTERPRET") != "1"  # single instructions for exp2 and 1 / x; the interpreter has none
 
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -85,7 +85,7 @@ def _look_up_part(
 def _fill(
     inner: Doubles, widths: Doubles, mean: Doubles, std: Doubles, bits: npt.NDArray[np.int64], cells: Ints
 ) -> Floats:
-    """`make_grid` of mixture_table.py, one coarse cell after the other."""
+    """`make_grid_ref`, one coarse cell after the other."""
     n_cells = len(inner)
     for c in range(n_cells):
         low, high = min(inner[c], inner[c] + widths[c]), max(inner[c], inner[c] + widths[c])
@@ -113,7 +113,7 @@ def _fill(
 
 
 def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
-    """That of mixture_table.py, in a tenth of the time."""
+    """`make_grid_ref`, in a tenth of the time."""
     inner, widths = (t.numpy() for t in coarse_cells(reach, mean.device))
     bits, cells = np.empty(len(inner), np.int64), np.empty(len(inner), np.int32)
     std = torch.exp(0.5 * log_var.double())

@@ -45,7 +45,7 @@ def _coarse_cell(c, unit):
 
 @triton.jit
 def _cut_cells(mean_ptr, log_var_ptr, cells_ptr, unit, components, WIDTH: tl.constexpr):
-    """`make_grid` of mixture_table.py: the first point and the bits of every coarse cell, in one program."""
+    """`make_grid_ref`: the first point and the bits of every coarse cell, in one program."""
     c = tl.arange(0, WIDTH)
     inner, width = _coarse_cell(c, unit)
     low, high = tl.minimum(inner, inner + width), tl.maximum(inner, inner + width)
@@ -81,7 +81,7 @@ def _fill_points(cells_ptr, points_ptr, unit, BLOCK: tl.constexpr):
 
 
 def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
-    """That of mixture_table.py in two launches, of `CAPACITY` points."""
+    """`make_grid_ref` in two launches, of `CAPACITY` points."""
     cells = torch.empty(2 * table.CELLS, dtype=torch.int32, device=mean.device)
     grid = Grid(reach, cells, torch.empty(table.CAPACITY, device=mean.device))
     width = triton.next_power_of_2(2 * table.CELLS)
@@ -128,13 +128,13 @@ def _interpolate(
     tl.store(grad_ptr + i, grad, mask=live)
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit(do_not_specialize=["first_row", "stride"])
 def _count(
-    w_ptr, counts_ptr, cells_ptr, unit, first, last_bits, n, n_rows, start_ptr, stride, BLOCK: tl.constexpr
+    w_ptr, counts_ptr, cells_ptr, unit, first, last_bits, n, n_rows, first_row, start_ptr, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
     offset = (tl.load(start_ptr) * stride).to(tl.int32)
-    row = counts_ptr + program % n_rows * CAPACITY
+    row = counts_ptr + (program + first_row) % n_rows * CAPACITY
     for block in range(offset + program * stride, tl.cdiv(n, BLOCK), tl.num_programs(0) * stride):
         i = block * BLOCK + tl.arange(0, BLOCK)
         live = i < n
@@ -173,11 +173,11 @@ def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequenc
     counts = torch.zeros(n_rows, table.CAPACITY, dtype=torch.int64, device=score.device)
     one_in = max(1, -(-n // table.MOST_COUNTED))
     start = (torch.rand if one_in > 1 else torch.zeros)((), device=score.device)  # on the GPU, for captured steps too
-    for w, _ in weights_and_grads:
+    for k, (w, _) in enumerate(weights_and_grads):
         blocks = triton.cdiv(len(w), BLOCK)
         stride = max(1, min(one_in, blocks // LEAST_BLOCKS))
         programs = (min(COUNT_PROGRAMS, triton.cdiv(blocks, stride)),)
-        _count[programs](w, counts, grid.cells, *place, len(w), n_rows, start, stride, BLOCK=BLOCK, **OPTIONS)
+        _count[programs](w, counts, grid.cells, *place, len(w), n_rows, k, start, stride, BLOCK=BLOCK, **OPTIONS)
     histogram = torch.empty_like(grid.points)
     _unpack[(table.CAPACITY // 128,)](counts, histogram, n_rows, BLOCK=128, **OPTIONS)
     return histogram
