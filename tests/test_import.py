@@ -24,6 +24,7 @@ ROUTE = [
     ["kernels.choice"],
     ["kernels", "kernels.table_numba", "kernels.table_triton"],  # the last two are loaded by name, when chosen
     ["prior"],
+    ["hard"],
     ["step"],
     ["retrain"],
     ["merge"],

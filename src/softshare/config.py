@@ -153,6 +153,9 @@ class RetrainConfig:
     tau_warmup: float = option(0.5, "Share of the run over which tau rises linearly from 0.")
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
+    hard_from: float = option(
+        1.0, "Share of the run after which the network is trained on quantized weights (1: never)."
+    )
     seed: int = option(0, "Seed of everything random in the run.")
     capture: bool = option(
         False,

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
+from softshare.hard import quantized
 from softshare.prior import MixturePrior
 from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
@@ -77,7 +78,7 @@ def retrain_(
             try:
                 if epoch > 0:
                     task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks)
-                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss)
+                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
                 raise DivergedError(
@@ -111,6 +112,7 @@ def _train_epoch(
         tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
         run_step.set(tau, decay)
+        run_step.hard = progress >= config.hard_from
         task_loss, loss = run_step(batch)
         task_sum += task_loss
         loss_sum += loss
@@ -129,11 +131,12 @@ def _train_epoch(
 
 
 def _record(
-    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float
+    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
 ) -> EpochRecord:
     task.model.eval()
     with torch.no_grad():
-        error = float(task.evaluate(task.model))
+        with quantized(prior) if hard and prior else nullcontext():
+            error = float(task.evaluate(task.model))
         if prior is None:
             return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
         prior_loss = float(prior.neg_log_prior())

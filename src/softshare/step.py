@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from softshare.errors import ConfigError
+from softshare.hard import add_mean_gradients_, quantized
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
@@ -50,6 +51,7 @@ class Step:
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
+        self.hard = False  # whether the network runs on quantized weights
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
@@ -67,10 +69,13 @@ class Step:
         """The task loss, and that of task and prior."""
         self.optimizer.zero_grad()
         self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
-        self._start_prior()
-        task_loss = self.task.loss(self.task.model, batch)
-        self._check(task_loss)
-        task_loss.backward()
+        if self.hard and self.prior:
+            with quantized(self.prior):
+                task_loss = self._task_gradients(batch)
+            add_mean_gradients_(self.prior)
+        else:
+            self._start_prior()
+            task_loss = self._task_gradients(batch)
         loss = task_loss = task_loss.detach()
         if self.prior:
             loss = task_loss + self._add_prior(self.prior)
@@ -78,6 +83,12 @@ class Step:
         self.optimizer.step()
         self.latent.push_()
         return task_loss, loss
+
+    def _task_gradients(self, batch: Any) -> Tensor:
+        task_loss = self.task.loss(self.task.model, batch)
+        self._check(task_loss)
+        task_loss.backward()
+        return task_loss
 
     def _start_prior(self) -> None:
         """What of the prior can be done beside the network."""
@@ -113,7 +124,7 @@ class CapturedStep(Step):
         self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
         self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
-        self._reach = prior.reach if prior else None
+        self._way = (prior.reach if prior else None, False)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
@@ -122,10 +133,10 @@ class CapturedStep(Step):
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What it returns is overwritten by the next call."""
         reach = self.prior.reach if self.prior else None
-        if reach != self._reach:  # the prior is computed in another way now
+        if (reach, self.hard) != self._way:  # another step now
             self._graphs.clear()
             self._runs.clear()
-            self._reach = reach
+            self._way = (reach, self.hard)
         key = _key(batch)
         with torch.cuda.device(_device(self.task)):
             if self._runs[key] < WARM_UP:
@@ -148,7 +159,7 @@ class CapturedStep(Step):
                 self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
 
     def _add_prior(self, prior: MixturePrior) -> Tensor:
-        if not self._side_by_side:
+        if self.hard or not self._side_by_side:
             return super()._add_prior(prior)
         torch.cuda.current_stream().wait_stream(self._side)
         present, added = [], []

@@ -123,7 +123,7 @@ def _small(weights: Sequence[Tensor], device: torch.device) -> list[int]:
 
 
 @torch.no_grad()
-def mixture_assign(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
+def assign_torch(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """The index of the most responsible component of each weight, (n,) int64, in chunks."""
     w = w.detach().reshape(-1).to(mean.dtype)
     out = torch.empty(w.shape, dtype=torch.int64, device=w.device)
