@@ -1,4 +1,4 @@
-"""MNIST, shipped with the package in its original IDX files, and batches that live on one device.
+"""The paper's data, split and scaled, and batches that live on one device. MNIST is shipped in its original IDX files.
 
 MNIST is by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, under CC BY-SA 3.0 (see zoo/data/README.md).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from softshare.errors import FormatError
+from softshare.zoo.cifar10 import Records, load_records
 
 N_VALIDATION = 5_000
 SPLIT_SEED = 2017
@@ -47,18 +50,60 @@ class Split:
         return Split(self.images[index], self.labels[index])
 
 
-class Batches:
-    """Shuffled mini-batches of a split, re-iterable; the order follows torch's random state; the last may be short."""
+@dataclass(frozen=True)
+class Augmentation:
+    """Images moved by up to `shift` pixels up or down and left or right, zeros coming in, and mirrored or not."""
 
-    def __init__(self, split: Split, batch_size: int) -> None:
+    shift: int
+    mirror: bool = False
+
+    def draw(self, n: int, height: int, width: int) -> tuple[Tensor, Tensor]:  # (n, height), (n, width)
+        """For each of n images, where in its padded self the rows and the columns of the new one are taken from."""
+        down, right = torch.randint(2 * self.shift + 1, (2, n, 1))
+        rows, columns = down + torch.arange(height), right + torch.arange(width)
+        return rows, torch.where(torch.rand(n, 1) < 0.5, columns.flip(1), columns) if self.mirror else columns
+
+    def apply(
+        self,
+        images: Tensor,  # (n, channels, height, width)
+        rows: Tensor,  # (n, height)
+        columns: Tensor,  # (n, width)
+    ) -> Tensor:  # the shape of the images
+        padded = F.pad(images, [self.shift] * 4)
+        places = (rows[:, :, None] * padded.shape[3] + columns[:, None, :]).flatten(1)  # in a flattened channel
+        return padded.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1)).view(images.shape)
+
+
+class Batches:
+    """Shuffled mini-batches of a split, re-iterable, augmented anew in each pass; the last may be short.
+
+    Order and augmentation follow torch's random state on the CPU, whatever the device of the split, and are drawn for
+    the whole pass at its start.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        augmentation: Augmentation | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,  # of the images
+    ) -> None:
         self.split, self.batch_size = split, batch_size
+        self.augmentation, self.memory_format = augmentation, memory_format
 
     def __len__(self) -> int:
         return -(-len(self.split) // self.batch_size)
 
     def __iter__(self) -> Iterator[Split]:
-        order = torch.randperm(len(self.split)).to(self.split.labels.device)
-        return (self.split[part] for part in torch.split(order, self.batch_size))
+        draws = [torch.randperm(len(self.split))]
+        if self.augmentation:
+            draws += self.augmentation.draw(len(self.split), *self.split.images.shape[2:])
+        return map(self._batch, *(draw.to(self.split.labels.device).split(self.batch_size) for draw in draws))
+
+    def _batch(self, part: Tensor, *moves: Tensor) -> Split:
+        batch = self.split[part]
+        images = self.augmentation.apply(batch.images, *moves) if self.augmentation else batch.images
+        return Split(images.contiguous(memory_format=self.memory_format), batch.labels)
 
 
 def parse_idx(data: bytes) -> NDArray[np.uint8]:
@@ -84,8 +129,46 @@ def load_mnist() -> tuple[Split, Split, Split]:
     """Training (55,000), validation (5,000, held out by a fixed seed) and test (10,000); pixels scaled to [0, 1]."""
     images, labels, test_images, test_labels = (parse_idx(_packaged(name)) for name in _MNIST_MD5)
     full, test = _split(images, labels), _split(test_images, test_labels)
-    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    return full[order[N_VALIDATION:].sort().values], full[order[:N_VALIDATION].sort().values], test
+    training, validation = _held_out(len(full))
+    return full[training], full[validation], test
+
+
+def load_cifar10(data: str | os.PathLike[str] | None = None) -> tuple[str, tuple[Split, Split, Split]]:
+    """What the data may be called; training (45,000), validation (5,000, held out by a fixed seed) and test (10,000).
+
+    Each channel is normalized to mean 0 and standard deviation 1 over the training images. `data` is the folder of the
+    files or one that holds it; without it, SOFTSHARE_DATA in the environment.
+    """
+    name, full, test = load_records(data)
+    training, validation = (part.numpy() for part in _held_out(len(full.labels)))
+    table = _normalization(full.images[training])
+    parts = (Records(full.images[part], full.labels[part]) for part in (training, validation))
+    train, held_out, last = (_normalized(records, table) for records in (*parts, test))
+    return name, (train, held_out, last)
+
+
+def _held_out(n: int) -> tuple[Tensor, Tensor]:
+    """Indices of the training and of the validation examples."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    return order[N_VALIDATION:].sort().values, order[:N_VALIDATION].sort().values
+
+
+def _normalization(images: NDArray[np.uint8]) -> NDArray[np.float32]:  # (channels, 256)
+    """The normalized value of every byte in every channel: from counts, so that it is the same on every machine."""
+    channels = torch.from_numpy(images).unbind(1)
+    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in channels]).numpy()
+    levels = np.arange(256)
+    n = counts.sum(1, keepdims=True)
+    mean = (counts @ levels)[:, None] / n
+    variance = (counts @ levels**2)[:, None] / n - mean**2
+    return np.asarray((levels - mean) / np.sqrt(variance), dtype=np.float32)
+
+
+def _normalized(records: Records, table: NDArray[np.float32]) -> Split:
+    images = np.empty(records.images.shape, dtype=np.float32)
+    for channel, values in enumerate(table):
+        images[:, channel] = values[records.images[:, channel]]
+    return Split(torch.from_numpy(images), torch.from_numpy(records.labels.astype(np.int64)))
 
 
 def _packaged(name: str) -> bytes:
