@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ from softshare.task import Task
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
 from softshare.weights import WeightView, load_state_
-from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
+from softshare.zoo.experiments import EXPERIMENTS, TaskConfig, get_experiment, make_task, pretrain_
 
 app = typer.Typer(
     name="softshare",
@@ -60,6 +61,43 @@ out = Console(markup=False)
 DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+_TASK_HELP = {f.name: f"For an experiment. {f.metadata['help']}" for f in dataclasses.fields(TaskConfig)}
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="For an experiment: the folder of CIFAR-10, cifar-10-batches-bin or -py, or one that holds it; without "
+        "it SOFTSHARE_DATA. MNIST is in the package.",
+    ),
+]
+AugmentOption = Annotated[
+    bool | None,
+    typer.Option("--augment/--no-augment", metavar="FLAG", show_default=False, help=_TASK_HELP["augment"]),
+]
+SmoothingOption = Annotated[
+    float | None, typer.Option("--label-smoothing", metavar="FLOAT", help=_TASK_HELP["label_smoothing"])
+]
+
+
+@dataclass(frozen=True)
+class _TaskOptions:
+    """What only an experiment takes; None where it was not given."""
+
+    data: Path | None = None
+    augment: bool | None = None
+    label_smoothing: float | None = None
+
+    def config(self, experiment: str) -> TaskConfig:
+        always = get_experiment(experiment).always_augmented
+        if always and self.augment is False:
+            raise ConfigError(f"--no-augment: {experiment} is always augmented, as in the paper; leave the option out")
+        return TaskConfig(bool(self.augment) and not always, self.label_smoothing or 0.0)
+
+    def require_none(self, spec: str) -> None:
+        given = {"--data": self.data, "--augment": self.augment, "--label-smoothing": self.label_smoothing}
+        for flag, value in given.items():
+            if value is not None:
+                raise ConfigError(f"{flag}: {spec} has its own data and its own loss; leave the option out")
 
 
 @app.command()
@@ -72,7 +110,8 @@ def demo(
 
     Pre-trains, retrains under the prior, compresses, saves, loads the file into a fresh model and evaluates that.
     """
-    _run("lenet-300-100", folder, get_experiment("lenet-300-100").compress, "softshare", None, overwrite, device)
+    config = get_experiment("lenet-300-100").compress
+    _run("lenet-300-100", folder, config, "softshare", None, overwrite, device, _TaskOptions())
 
 
 @app.command()
@@ -82,9 +121,13 @@ def pretrain(
     seed: Annotated[int, typer.Option(help="Seed of initialization and data order.")] = 0,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
+    data: DataOption = None,
+    augment: AugmentOption = None,
+    label_smoothing: SmoothingOption = None,
 ) -> None:
     """Train a network of the zoo from scratch; the checkpoint is a safetensors file."""
-    task = make_task(experiment, _device(device), seed)
+    options = _TaskOptions(data, augment, label_smoothing)
+    task = make_task(experiment, _device(device), seed, options.config(experiment), data)
     folder = folder or Path("runs") / experiment
     with output_folder(folder, overwrite) as unfinished:
         _pretrain(task, experiment, unfinished, seed)
@@ -109,6 +152,9 @@ def compress(
     ] = False,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
+    data: DataOption = None,
+    augment: AugmentOption = None,
+    label_smoothing: SmoothingOption = None,
 ) -> None:
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
@@ -118,7 +164,8 @@ def compress(
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
-    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device)
+    options = _TaskOptions(data, augment, label_smoothing)
+    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
 
 
 @app.command()
@@ -237,11 +284,18 @@ def _tracked(checks: Iterable[Check], total: int, title: str) -> Iterator[Check]
 
 
 def _run(
-    spec: str, folder: Path, config: CompressConfig, method: str, weights: Path | None, overwrite: bool, device: str
+    spec: str,
+    folder: Path,
+    config: CompressConfig,
+    method: str,
+    weights: Path | None,
+    overwrite: bool,
+    device: str,
+    options: _TaskOptions,
 ) -> None:
     start = time.perf_counter()
     seed = config.retrain.seed
-    task = _load_task(spec, device, seed)
+    task = _load_task(spec, device, seed, options)
     if spec in EXPERIMENTS and not weights and not overwrite and earlier_files(folder) == [PRETRAINED]:
         weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
     if weights:
@@ -262,6 +316,8 @@ def _run(
         compressed.save(unfinished / MODEL)
         fresh = get_experiment(spec).make_model().to(_device(device)) if spec in EXPERIMENTS else None
         result = measure(task, compressed, config, method=method, model=fresh)
+        if spec in EXPERIMENTS and (changed := options.config(spec)) != TaskConfig():
+            result = dataclasses.replace(result, config={**result.config, "task": dataclasses.asdict(changed)})
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     out.print(tables.account_table(result))
@@ -302,10 +358,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _load_task(spec: str, device: str, seed: int) -> Task:
+def _load_task(spec: str, device: str, seed: int, options: _TaskOptions = _TaskOptions()) -> Task:
     """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
     if spec in EXPERIMENTS:
-        return make_task(spec, _device(device), seed)
+        return make_task(spec, _device(device), seed, options.config(spec), options.data)
     file, colon, function = spec.rpartition(":")
     if not (colon and file.endswith(".py")):
         raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)}, or FILE.py:make_task; got {spec!r}")
@@ -315,6 +371,7 @@ def _load_task(spec: str, device: str, seed: int) -> Task:
         raise ConfigError(
             f"--device {device}: {spec} puts its model and data where it wants them; leave the option out"
         )
+    options.require_none(spec)
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # so that the file can import its neighbours, as when it is run

@@ -16,7 +16,8 @@ class Task:
     """What softshare must know of a network: how it is trained and how it is judged.
 
     `evaluate` is called during training and for model selection, so it should read held-out training data. `test`, if
-    given, is called only for the final figures; without it `evaluate` serves for those too.
+    given, is called only for the final figures; without it `evaluate` serves for those too. `outputs` is what a
+    teacher is compared by (`softshare.distill`); nothing else asks for it.
     """
 
     model: nn.Module  # pre-trained
@@ -27,6 +28,7 @@ class Task:
     test: Callable[[nn.Module], float] | None = None
     name: str = "custom"
     dataset: str = "custom"
+    outputs: Callable[[nn.Module, Any], Tensor] | None = None  # (model, batch) -> logits, (batch, classes)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -34,8 +36,9 @@ class Task:
         for name in ("loss", "evaluate"):
             if not callable(getattr(self, name)):
                 raise ConfigError(f"Task.{name}: expected a function, got {getattr(self, name)!r}")
-        if self.test is not None and not callable(self.test):
-            raise ConfigError(f"Task.test: expected a function or None, got {self.test!r}")
+        for name in ("test", "outputs"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigError(f"Task.{name}: expected a function or None, got {getattr(self, name)!r}")
         if not isinstance(self.n_examples, int) or self.n_examples < 1:
             raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
         if not hasattr(self.train, "__iter__") and not hasattr(self.train, "__getitem__"):

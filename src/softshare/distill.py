@@ -1,0 +1,98 @@
+"""Distill: a teacher's outputs beside the labels in the loss of retraining (the paper's future work, section 7)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from softshare.errors import ConfigError
+from softshare.task import Task
+
+
+def distilled(task: Task, teacher: nn.Module, share: float, temperature: float = 2.0) -> Task:
+    """The same task with the loss `(1 - share) * task.loss + share * temperature^2 * KL(teacher || student)`.
+
+    The divergence is that of the two softmaxes at the temperature, its mean over the batch. The teacher is a copy of
+    the one given, as it is now, in evaluation mode; `task.model` itself may be one. How the network is judged stays as
+    it was.
+    """
+    if task.outputs is None:
+        raise ConfigError("distilled: the task has no `outputs` by which to compare; give Task(outputs=...) the logits")
+    if not isinstance(teacher, nn.Module):
+        raise ConfigError(f"distilled: expected a torch.nn.Module for a teacher, got {type(teacher).__name__}")
+    if not _is_number(share) or not 0 <= share <= 1:
+        raise ConfigError(f"share: expected a number between 0 and 1, got {share!r}")
+    if not _is_number(temperature) or not 0 < temperature < math.inf:
+        raise ConfigError(f"temperature: expected a number above 0, got {temperature!r}")
+    outputs, task_loss = task.outputs, task.loss
+    device = next(task.model.parameters()).device
+    frozen = copy.deepcopy(teacher).to(device).eval().requires_grad_(False)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            wanted = outputs(frozen, batch)
+        with _one_pass(model):
+            own = task_loss(model, batch)
+            divergence = soft_divergence(wanted, outputs(model, batch), temperature)
+        return (1 - share) * own + share * temperature**2 * divergence
+
+    return dataclasses.replace(task, loss=loss)
+
+
+def soft_divergence(
+    teacher: Tensor,  # (batch, classes), logits
+    student: Tensor,  # (batch, classes), logits
+    temperature: float,
+) -> Tensor:  # 0-d
+    """Mean over the batch of `KL(softmax(teacher / T) || softmax(student / T))`, in nats."""
+    if student.dim() != 2 or teacher.shape != student.shape:
+        raise ConfigError(
+            "distilled: expected logits (batch, classes) of one shape, got "
+            f"{tuple(teacher.shape)} from the teacher and {tuple(student.shape)} from the model"
+        )
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    log_p, log_q = ((logits.to(dtype) / temperature).log_softmax(1) for logits in (teacher, student))
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@contextmanager
+def _one_pass(model: nn.Module) -> Iterator[None]:
+    """Called again on the very tensors of the call before, the model returns what it did then.
+
+    So the loss and the outputs share a forward pass: half the time, and batch statistics are counted once.
+    """
+    forward, own = model.forward, "forward" in vars(model)
+    last: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        nonlocal last
+        if last is None or not _same(last[0], args) or not _same(last[1], kwargs):
+            last = args, kwargs, forward(*args, **kwargs)
+        return last[2]
+
+    model.forward = once
+    try:
+        yield
+    finally:
+        if own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def _same(before: Any, now: Any) -> bool:
+    if isinstance(before, dict):
+        return list(before) == list(now) and _same(tuple(before.values()), tuple(now.values()))
+    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
