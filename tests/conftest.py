@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from hypothesis import settings
 
@@ -11,3 +13,6 @@ torch.set_num_threads(1)
 # The same examples on every machine, and no deadline: how long one takes says nothing on a busy machine.
 settings.register_profile("softshare", deadline=None, derandomize=True)
 settings.load_profile("softshare")
+
+# What lies on the developer's disk is no part of a test.
+os.environ.pop("SOFTSHARE_DATA", None)

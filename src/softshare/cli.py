@@ -94,10 +94,10 @@ class _TaskOptions:
         return TaskConfig(bool(self.augment) and not always, self.label_smoothing or 0.0)
 
     def require_none(self, spec: str) -> None:
-        given = {"--data": self.data, "--augment": self.augment, "--label-smoothing": self.label_smoothing}
-        for flag, value in given.items():
-            if value is not None:
-                raise ConfigError(f"{flag}: {spec} has its own data and its own loss; leave the option out")
+        augment = "--no-augment" if self.augment is False else "--augment"
+        given = {"--data": self.data, augment: self.augment, "--label-smoothing": self.label_smoothing}
+        if flags := [flag for flag, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(flags)}: {spec} has its own data and its own loss; leave the option out")
 
 
 @app.command()
@@ -212,7 +212,7 @@ def evaluate(
     """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
     result = Result.load(run / RESULT)
     try:
-        loaded = _load_task(task or result.experiment, device, seed=0)
+        loaded = _load_task(task or result.experiment, device, 0, _TaskOptions())
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     load_into_(loaded.model, run / MODEL)
@@ -358,7 +358,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _load_task(spec: str, device: str, seed: int, options: _TaskOptions = _TaskOptions()) -> Task:
+def _load_task(spec: str, device: str, seed: int, options: _TaskOptions) -> Task:
     """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
     if spec in EXPERIMENTS:
         return make_task(spec, _device(device), seed, options.config(spec), options.data)

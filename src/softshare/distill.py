@@ -1,4 +1,4 @@
-"""Distill: a teacher's outputs beside the labels in the loss of retraining (the paper's future work, section 7)."""
+"""Distill: a teacher's outputs beside the labels in the loss of retraining (the paper's future work)."""
 
 from __future__ import annotations
 

@@ -71,12 +71,10 @@ def _copy_name(train: Records, test: Records) -> str:
 
 
 def _find(data: str | os.PathLike[str] | None) -> tuple[Path, Layout]:
-    source = "data" if data is not None else VARIABLE
+    """The first complete layout, in the folder or below it."""
     given = data if data is not None else os.environ.get(VARIABLE)
-    wanted = " or ".join(f"{layout.folder} ({', '.join(layout.digests)})" for layout in LAYOUTS)
-    how = f"give the folder, or one that holds it, by --data, by the argument data or in {VARIABLE}"
     if not given:
-        raise NotAvailableError(f"CIFAR-10 is not in the package; {how}. Looked for: {wanted}")
+        raise NotAvailableError(f"CIFAR-10 is not in the package. {_how_to_give()}")
     root = Path(given)
     places = [(folder, layout) for layout in LAYOUTS for folder in (root / layout.folder, root)]
     missing = [[name for name in layout.digests if not (folder / name).is_file()] for folder, layout in places]
@@ -85,8 +83,14 @@ def _find(data: str | os.PathLike[str] | None) -> tuple[Path, Layout]:
             return place
     for (folder, layout), absent in zip(places, missing, strict=True):
         if len(absent) < len(layout.digests):
-            raise NotAvailableError(f"CIFAR-10 in {folder} is not complete: {', '.join(absent)} not found")
-    raise NotAvailableError(f"CIFAR-10 is not in {root} ({source}); {how}. Looked for: {wanted}")
+            raise NotAvailableError(f"CIFAR-10 in {folder} is not complete: there is no {', '.join(absent)}")
+    raise NotAvailableError(f"CIFAR-10 is not in {root}. {_how_to_give()}")
+
+
+def _how_to_give() -> str:
+    first_last = ((layout.folder, *list(layout.digests)[:: len(layout.digests) - 1]) for layout in LAYOUTS)
+    wanted = " or ".join(f"{folder} with {first}, ..., {last}" for folder, first, last in first_last)
+    return f"Looked for {wanted}; give that folder, or one that holds it, by --data, by data=... or in {VARIABLE}"
 
 
 # The binary layout

@@ -147,7 +147,7 @@ def _load(experiment: Experiment, data: Path | None) -> tuple[str, tuple[Split, 
     try:
         return load_cifar10(data)
     except NotAvailableError as problem:
-        raise NotAvailableError(f"{experiment.name} needs CIFAR-10: {problem}") from None
+        raise NotAvailableError(f"{experiment.name}: {problem}") from None
 
 
 def pretrain_(task: Task, config: RetrainConfig, hooks: Sequence[Hook] = ()) -> tuple[EpochRecord, ...]:
