@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 import softshare
+from cifar_files import N, write_binary
 from softshare.cli import main
 from softshare.config import CompressConfig, RetrainConfig
-from softshare.zoo import experiments
+from softshare.zoo import cifar10, datasets, experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
 
@@ -554,7 +555,70 @@ def test_an_unknown_experiment(tmp_path: Path, refused: Refusals) -> None:
 
 def test_an_experiment_whose_data_is_not_there(tmp_path: Path, refused: Refusals) -> None:
     for command in ("pretrain", "compress"):
-        refused(command, "wrn-16-4", "--out", tmp_path / "run", naming="CIFAR-10")
+        refused(command, "wrn-16-4", "--out", tmp_path / "run", naming=["CIFAR-10", "--data", "SOFTSHARE_DATA"])
+        naming = [f"CIFAR-10 is not in {tmp_path}", "cifar-10-batches-bin"]
+        refused(command, "wrn-16-4", "--out", tmp_path / "run", "--data", tmp_path, naming=naming)
+
+
+@pytest.mark.parametrize("command", ["pretrain", "compress"])
+def test_options_of_an_experiment_that_are_wrong(command: str, tmp_path: Path, refused: Refusals) -> None:
+    out = "--out", tmp_path / "run"
+    refused(command, "lenet-300-100", *out, "--label-smoothing", 1, naming="label_smoothing: expected a share")
+    refused(command, "wrn-16-4", *out, "--no-augment", naming=["--no-augment", "always augmented, as in the paper"])
+
+
+@pytest.mark.parametrize(
+    "flags", ["--data x", "--augment", "--no-augment", "--label-smoothing 0", "--data x --augment"]
+)
+def test_a_task_of_the_users_takes_no_options_of_an_experiment(flags: str, tmp_path: Path, refused: Refusals) -> None:
+    spec = write_task(tmp_path)
+    names = [word for word in flags.split() if word.startswith("--")]
+    naming = [f"{', '.join(names)}: {spec}", "leave the option out"]
+    refused("compress", spec, "--out", tmp_path / "run", *flags.split(), naming=naming)
+
+
+def test_augmentation_and_smoothing_reach_the_task_and_the_result(
+    mnist: tuple[Split, Split, Split], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[experiments.TaskConfig] = []
+    make = experiments.make_task
+
+    def noting(*args: Any) -> softshare.Task:
+        seen.append(args[3])
+        return make(*args)
+
+    monkeypatch.setattr("softshare.cli.make_task", noting)
+    given = experiments.TaskConfig(augment=True, label_smoothing=0.1)
+    flags = "--augment", "--label-smoothing", 0.1
+    assert run("pretrain", "lenet-300-100", "--out", tmp_path / "run", *flags) == 0
+    assert run("compress", "lenet-300-100", "--out", tmp_path / "run", "--epochs", 1, *flags) == 0
+    assert seen == [given, given]
+    assert result_of(tmp_path / "run")["config"]["task"] == {"augment": True, "label_smoothing": 0.1}
+
+
+def test_cifar_10_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar10, "N_RECORDS", N)
+    monkeypatch.setattr(datasets, "N_VALIDATION", 10)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "wrn-16-4", tiny_wrn())
+    write_binary(tmp_path / "data" / "cifar-10-batches-bin")
+    args = "compress", "wrn-16-4", "--data", tmp_path / "data", "--augment", "--epochs", 1
+    assert run(*args, "--out", tmp_path / "run") == 0
+    result = result_of(tmp_path / "run")
+    assert (result["experiment"], result["dataset"]) == ("wrn-16-4", "CIFAR-10 (unknown copy)")
+    assert "task" not in result["config"]  # it is augmented anyway: nothing was changed
+    monkeypatch.setenv("SOFTSHARE_DATA", str(tmp_path / "data"))
+    assert run("evaluate", tmp_path / "run", "--device", "cpu") == 0
+
+
+class TinyNet(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Conv2d(3, 4, 5, stride=4), torch.nn.Flatten(), torch.nn.Linear(196, 10))
+
+
+def tiny_wrn() -> experiments.Experiment:
+    """The experiment with a network for a test."""
+    pretrain = RetrainConfig(epochs=1)
+    return dataclasses.replace(experiments.EXPERIMENTS["wrn-16-4"], make_model=TinyNet, pretrain=pretrain)
 
 
 # What bad input gets: a task
@@ -571,6 +635,7 @@ def test_an_experiment_whose_data_is_not_there(tmp_path: Path, refused: Refusals
         ("no_loss", "def no_loss():\n    return make_task(loss=None)", "Task.loss"),
         ("no_error", "def no_error():\n    return make_task(evaluate=5.0)", "Task.evaluate"),
         ("no_test", "def no_test():\n    return make_task(test=5.0)", "Task.test"),
+        ("no_outputs", "def no_outputs():\n    return make_task(outputs=5.0)", "Task.outputs"),
         ("no_n", "def no_n():\n    return make_task(n_examples=0)", "Task.n_examples"),
         ("half_n", "def half_n():\n    return make_task(n_examples=0.5)", "Task.n_examples"),
         ("no_batches", "def no_batches():\n    return make_task(train=3)", "Task.train"),

@@ -7,6 +7,7 @@ import re
 import struct
 from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cifar_files import N, batches, write_binary, write_python
 from softshare.errors import FormatError
-from softshare.zoo import datasets
-from softshare.zoo.datasets import Batches, Split, load_mnist, parse_idx
+from softshare.zoo import cifar10, datasets
+from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist, parse_idx
 
 LAW = settings(deadline=None, derandomize=True)
 
@@ -227,3 +229,136 @@ def test_split_indexing_and_moving() -> None:
     assert part.images.reshape(-1).tolist() == [4.0, 0.0]
     assert part.to("meta").images.device.type == "meta"
     assert part.to("meta").labels.device.type == "meta"
+
+
+# CIFAR-10
+
+
+@pytest.fixture
+def small_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Six files of 20 records, 10 of them held out."""
+    monkeypatch.setattr(cifar10, "N_RECORDS", N)
+    monkeypatch.setattr(datasets, "N_VALIDATION", 10)
+    write_binary(tmp_path / "cifar-10-batches-bin")
+    return tmp_path
+
+
+def test_cifar10_parts_the_training_files_and_normalizes_each_channel(small_cifar10: Path) -> None:
+    name, (train, validation, test) = load_cifar10(small_cifar10)
+    assert name == "CIFAR-10 (unknown copy)"
+    assert [len(split) for split in (train, validation, test)] == [90, 10, 20]
+    pixels = torch.from_numpy(np.concatenate([p for p, _ in batches()]).reshape(-1, 3, 32, 32)).double()
+    labels = torch.from_numpy(np.concatenate([y for _, y in batches()]).astype(np.int64))
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(2017))
+    training, held_out = order[10:].sort().values, order[:10].sort().values
+    std, mean = torch.std_mean(pixels[training], (0, 2, 3), correction=0, keepdim=True)
+    for split, index in ((train, training), (validation, held_out), (test, torch.arange(100, 120))):
+        assert (split.images.dtype, split.labels.dtype) == (torch.float32, torch.int64)
+        torch.testing.assert_close(split.images.double(), (pixels[index] - mean) / std, rtol=0, atol=2e-7)
+        assert torch.equal(split.labels, labels[index])
+    assert not set(training.tolist()) & set(held_out.tolist())
+
+
+def test_both_layouts_of_cifar10_give_the_same(small_cifar10: Path, tmp_path: Path) -> None:
+    write_python(tmp_path / "python")
+    for ours, theirs in zip(load_cifar10(small_cifar10)[1], load_cifar10(tmp_path / "python")[1], strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+
+
+def test_the_split_of_cifar10_neither_follows_nor_moves_the_random_state(small_cifar10: Path) -> None:
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    first = load_cifar10(small_cifar10)[1][1]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(98)
+    assert torch.equal(load_cifar10(small_cifar10)[1][1].images, first.images)
+
+
+# Augmentation
+
+
+def distinct(n: int, channels: int, height: int, width: int) -> Tensor:
+    """Every pixel another number, none of them 0."""
+    return torch.arange(1.0, n * channels * height * width + 1).reshape(n, channels, height, width)
+
+
+def moved(image: Tensor, down: int, right: int, mirror: bool) -> Tensor:
+    """By loops: pixel (y, x) goes to (y + down, x + right), after which left and right may change places."""
+    out = torch.zeros_like(image)
+    _, height, width = image.shape
+    for y in range(height):
+        for x in range(width):
+            if 0 <= y + down < height and 0 <= x + right < width:
+                out[:, y + down, x + right] = image[:, y, x]
+    return out.flip(2) if mirror else out
+
+
+@functools.cache
+def all_moves(shift: int, mirror: bool) -> dict[tuple[int, int, bool], Tensor]:
+    image = distinct(1, 2, 5, 6)[0]
+    ways = range(-shift, shift + 1)
+    return {
+        (d, r, m): moved(image, d, r, m) for d in ways for r in ways for m in ([False, True] if mirror else [False])
+    }
+
+
+@pytest.mark.parametrize(("shift", "mirror"), [(2, False), (1, True), (4, True), (0, True), (0, False)])
+def test_augmentation_is_a_shift_and_a_mirroring(shift: int, mirror: bool) -> None:
+    """Every image that comes is one of all possible moves, and all of these come, about equally often."""
+    n, moves = 8000, all_moves(shift, mirror)
+    split = Split(distinct(1, 2, 5, 6).expand(n, -1, -1, -1), torch.arange(n))
+    torch.manual_seed(0)
+    images = torch.cat([batch.images for batch in Batches(split, 999, Augmentation(shift, mirror))])
+    by_content = {image.numpy().tobytes(): move for move, image in moves.items()}
+    counts = Counter(by_content[image.numpy().tobytes()] for image in images)
+    if shift < 4:  # else some moves leave nothing of the image, and cannot be told apart
+        assert set(counts) == set(moves)
+        expected = n / len(moves)
+        assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
+
+
+def test_each_image_of_a_batch_is_moved_on_its_own_and_keeps_its_label() -> None:
+    n, split = 60, Split(distinct(60, 3, 4, 4), torch.arange(60))
+    torch.manual_seed(0)
+    seen = set()
+    for batch in Batches(split, 16, Augmentation(1, mirror=True)):
+        for image, label in zip(batch.images, batch.labels, strict=True):
+            ways = [(d, r, m) for d in (-1, 0, 1) for r in (-1, 0, 1) for m in (False, True)]
+            seen.add(next(way for way in ways if torch.equal(moved(split.images[label], *way), image)))
+    assert len(seen) > 12
+    assert torch.equal(split.images, distinct(n, 3, 4, 4))  # the data themselves stay as they are
+
+
+def epoch(batches: Batches) -> Tensor:
+    return torch.cat([batch.images for batch in batches])
+
+
+def test_augmentation_is_drawn_anew_and_follows_the_seed() -> None:
+    batches = Batches(Split(distinct(50, 1, 6, 6), torch.arange(50)), 8, Augmentation(2))
+    torch.manual_seed(3)
+    first, second = epoch(batches), epoch(batches)
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(epoch(batches), first)
+    assert torch.equal(epoch(batches), second)
+
+
+def test_augmentation_leaves_the_order_of_the_first_pass_as_it_is() -> None:
+    orders = []
+    for augmentation in (None, Augmentation(1)):
+        torch.manual_seed(3)
+        orders.append(order(Batches(numbered(50), 8, augmentation)))
+    assert orders[0] == orders[1]
+
+
+def test_the_memory_format_of_batches() -> None:
+    split = Split(distinct(6, 3, 4, 4), torch.arange(6))
+    for augmentation in (None, Augmentation(1)):
+        torch.manual_seed(0)
+        plain = epoch(Batches(split, 4, augmentation))
+        torch.manual_seed(0)
+        parts = list(Batches(split, 4, augmentation, torch.channels_last))
+        assert all(part.images.is_contiguous(memory_format=torch.channels_last) for part in parts)
+        assert torch.equal(torch.cat([part.images for part in parts]), plain)
+        assert plain.is_contiguous()

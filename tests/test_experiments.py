@@ -1,17 +1,29 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cifar_files import N, write_binary
 from softshare.config import RetrainConfig
+from softshare.distill import distilled
 from softshare.errors import ConfigError, NotAvailableError
-from softshare.zoo import experiments
-from softshare.zoo.datasets import Batches, Split, load_mnist
-from softshare.zoo.experiments import EXPERIMENTS, cross_entropy, error_percent, get_experiment, make_task, pretrain_
+from softshare.zoo import cifar10, datasets, experiments
+from softshare.zoo.datasets import Augmentation, Batches, Split, load_mnist
+from softshare.zoo.experiments import (
+    EXPERIMENTS,
+    TaskConfig,
+    cross_entropy,
+    error_percent,
+    get_experiment,
+    make_task,
+    pretrain_,
+)
 
 LENETS = {"lenet-300-100": 266_610, "lenet-5-caffe": 431_080}
 
@@ -73,8 +85,131 @@ def test_unknown_names() -> None:
 
 
 def test_an_experiment_without_its_data() -> None:
-    with pytest.raises(NotAvailableError, match=r"wrn-16-4 needs CIFAR-10"):
+    with pytest.raises(NotAvailableError, match=r"wrn-16-4: CIFAR-10 is not in the package.*SOFTSHARE_DATA"):
         make_task("wrn-16-4")
+
+
+# TaskConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing: expected a share of at least 0, below 1, got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing"),
+        ({"label_smoothing": float("nan")}, "label_smoothing"),
+        ({"label_smoothing": "0.1"}, "label_smoothing: expected a number"),
+        ({"augment": 1}, "augment: expected true or false, got 1"),
+    ],
+)
+def test_a_bad_task_config(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TaskConfig(**values)
+
+
+def test_mnist_is_augmented_on_request_only() -> None:
+    plain, augmented = (make_task("lenet-300-100", config=TaskConfig(augment=a)) for a in (False, True))
+    assert isinstance(plain.train, Batches)
+    assert isinstance(augmented.train, Batches)
+    assert plain.train.augmentation is None
+    assert augmented.train.augmentation == Augmentation(shift=2, mirror=False)
+    torch.manual_seed(0)
+    first = next(iter(plain.train))
+    torch.manual_seed(0)
+    moved = next(iter(augmented.train))
+    assert torch.equal(first.labels, moved.labels)
+    assert not torch.equal(first.images, moved.images)
+    assert plain.evaluate(plain.model) == augmented.evaluate(plain.model)  # of the images as they are
+    assert plain.test is not None
+    assert augmented.test is not None
+    assert plain.test(plain.model) == augmented.test(plain.model)
+
+
+def test_label_smoothing_by_hand_and_in_training_only() -> None:
+    """Each label keeps 1 - 0.3, and all ten classes share 0.3."""
+    task = make_task("lenet-300-100", config=TaskConfig(label_smoothing=0.3))
+    batch = next(iter(task.train))
+    log_p = torch.log_softmax(task.model(batch.images), 1)
+    right = log_p[torch.arange(len(batch)), batch.labels]
+    smoothed = -(0.7 * right + 0.3 * log_p.mean(1)).mean()
+    torch.testing.assert_close(task.loss(task.model.train(), batch), smoothed)
+    torch.testing.assert_close(task.loss(task.model.eval(), batch), -right.mean())
+
+
+@pytest.mark.parametrize("name", LENETS)
+def test_outputs_are_the_logits(name: str) -> None:
+    task = make_task(name)
+    batch = next(iter(task.train))
+    assert task.outputs is not None
+    assert torch.equal(task.outputs(task.model, batch), task.model(batch.images))
+    assert task.outputs(task.model, batch).shape == (256, 10)
+
+
+# CIFAR-10
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10 in small: 90 images for training, 10 for validation, 20 for the test."""
+    monkeypatch.setattr(cifar10, "N_RECORDS", N)
+    monkeypatch.setattr(datasets, "N_VALIDATION", 10)
+    return write_binary(tmp_path / "cifar-10-batches-bin")
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_wrn_16_4_as_a_task(cifar: Path, augment: bool) -> None:
+    task = make_task("wrn-16-4", config=TaskConfig(augment), data=cifar)
+    assert (task.name, task.dataset, task.n_examples) == ("wrn-16-4", "CIFAR-10 (unknown copy)", 90)
+    assert isinstance(task.train, Batches)
+    assert task.train.augmentation == Augmentation(shift=4, mirror=True)  # as in the paper, whatever the config says
+    batch = next(iter(task.train))
+    assert batch.images.shape == (90, 3, 32, 32)
+    some = batch[torch.arange(4)]
+    task.model.eval()
+    logits = task.model(some.images)
+    assert task.outputs is not None
+    assert torch.equal(task.outputs(task.model, some), logits)
+    torch.testing.assert_close(task.loss(task.model, some), F.cross_entropy(logits, some.labels))
+    _, (_, validation, test) = datasets.load_cifar10(cifar)
+    assert task.test is not None
+    assert task.evaluate(task.model) == hand_error(task.model, validation)
+    assert task.test(task.model) == hand_error(task.model, test)
+
+
+def test_the_data_are_found_by_the_environment(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTSHARE_DATA", str(cifar.parent))
+    assert make_task("wrn-16-4").n_examples == 90
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("distill", [False, True])
+def test_wrn_16_4_on_a_gpu(cifar: Path, distill: bool) -> None:
+    """In bfloat16 while training, captured or not; in float32, without TF32, while it is evaluated."""
+    task = make_task("wrn-16-4", "cuda", config=TaskConfig(label_smoothing=0.1), data=cifar)
+    torch.manual_seed(0)
+    batch = next(iter(task.train))
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert all(p.is_contiguous() for p in task.model.parameters())
+    assert task.outputs is not None
+    kinds: list[tuple[torch.dtype, bool]] = []
+    model = task.model
+    assert isinstance(model, experiments.WRN164)
+    hook = model.blocks.register_forward_hook(
+        lambda _, __, out: kinds.append((out.dtype, torch.backends.cudnn.allow_tf32))
+    )
+    before = torch.backends.cudnn.allow_tf32
+    assert task.outputs(task.model, batch).dtype == task.loss(task.model, batch).dtype == torch.float32
+    task.evaluate(task.model.eval())
+    assert [dtype for dtype, _ in kinds] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert kinds[-1][1] is False
+    assert torch.backends.cudnn.allow_tf32 == before
+    exact = F.cross_entropy(task.model(batch.images), batch.labels)
+    torch.testing.assert_close(task.loss(task.model, batch), exact, rtol=0.02, atol=0.02)
+    hook.remove()
+    if distill:
+        task = distilled(task, task.model, 0.5)
+    history = pretrain_(task, RetrainConfig(epochs=6, lr_weights=1e-3, capture=True))
+    assert history[-1].task_loss < history[1].task_loss
 
 
 def test_the_papers_rows() -> None:
