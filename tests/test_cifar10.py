@@ -30,7 +30,7 @@ def assert_equal(records: Records, numbers: list[int]) -> None:
     assert np.array_equal(records.images.reshape(-1, 3072), np.concatenate([pixels for pixels, _ in parts]))
     assert np.array_equal(records.labels, np.concatenate([labels for _, labels in parts]))
     assert records.images.shape == (N * len(numbers), 3, 32, 32)
-    assert (records.images.dtype, records.labels.dtype) == (np.uint8, np.uint8)
+    assert records.images.dtype == records.labels.dtype == np.dtype(np.uint8)
 
 
 # Where it is

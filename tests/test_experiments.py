@@ -24,6 +24,7 @@ from softshare.zoo.experiments import (
     make_task,
     pretrain_,
 )
+from softshare.zoo.models import WRN164
 
 LENETS = {"lenet-300-100": 266_610, "lenet-5-caffe": 431_080}
 
@@ -193,7 +194,7 @@ def test_wrn_16_4_on_a_gpu(cifar: Path, distill: bool) -> None:
     assert task.outputs is not None
     kinds: list[tuple[torch.dtype, bool]] = []
     model = task.model
-    assert isinstance(model, experiments.WRN164)
+    assert isinstance(model, WRN164)
     hook = model.blocks.register_forward_hook(
         lambda _, __, out: kinds.append((out.dtype, torch.backends.cudnn.allow_tf32))
     )
