@@ -77,6 +77,7 @@ class Rule:
         return f"{'share' if self.share else 'keep'}:{self.pattern}"
 
 
+Mixtures = Literal["global", "layer"]
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
 Backend = Literal["auto", "triton", "numba", "torch"]
@@ -92,6 +93,7 @@ Names = Literal["keep", "none"]
 class PriorConfig:
     """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
 
+    mixtures: Mixtures = option("global", "One 'global' mixture over all shared weights (the paper), or one per 'layer'.")
     components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
     init_std: float | None = option(
@@ -156,6 +158,14 @@ class RetrainConfig:
     hard_from: float = option(
         1.0, "Share of the run after which the network is trained on quantized weights (1: never)."
     )
+    zeroing: float = option(
+        0.0,
+        "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
+        "asks for their bits (0: none).",
+    )
+    distill: float = option(
+        0.0, "Share of the loss that is the divergence from the network before compression, its teacher (0: none)."
+    )
     seed: int = option(0, "Seed of everything random in the run.")
     capture: bool = option(
         False,
@@ -168,6 +178,9 @@ class RetrainConfig:
         _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
         _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
+        for name in ("hard_from", "distill"):
+            _require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
+        _require(0 <= self.zeroing < math.inf, "zeroing", "a number of at least 0", self.zeroing)
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
@@ -185,6 +198,18 @@ class MergeConfig:
         _require(
             0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold
         )
+
+
+@dataclass(frozen=True)
+class SimplifyConfig:
+    """Other weights of the same function."""
+
+    symmetries: bool = option(
+        True, "Drop hidden units without effect and put the others into the order that makes the file smallest."
+    )
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
 
 @dataclass(frozen=True)
@@ -222,6 +247,7 @@ class CompressConfig:
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
+    simplify: SimplifyConfig = field(default_factory=SimplifyConfig)
     encode: EncodeConfig = field(default_factory=EncodeConfig)
 
     def __post_init__(self) -> None:
@@ -241,6 +267,7 @@ class CompressConfig:
                 lr_mixing=5e-4,
             ),
             retrain=RetrainConfig(epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant"),
+            simplify=SimplifyConfig(symmetries=False),
         )
 
     @property

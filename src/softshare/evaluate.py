@@ -165,11 +165,12 @@ def entropy_bits(quantized: QuantizedWeights) -> float:
     return bits
 
 
-def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
-    """The mixture's estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
-    mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
+def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]) -> float:
+    """The mixtures' estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
     bits = 0.0
     for tensor in quantized.shared:
+        mixture = mixtures[tensor.name]
+        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
         counts = tensor.counts().double()
         same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
         bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
@@ -177,9 +178,9 @@ def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
 
 
 def _complexity_bytes(compressed: Compressed) -> float | None:
-    if compressed.mixture is None:
+    if not compressed.mixtures:
         return None
-    return complexity_bits(compressed.quantized, compressed.mixture) / 8  # of values not yet rounded
+    return complexity_bits(compressed.quantized, compressed.mixtures) / 8  # of values not yet rounded
 
 
 @torch.no_grad()

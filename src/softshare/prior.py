@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,17 +72,24 @@ class Mixture:
 
 
 class MixturePrior(nn.Module):
-    """The mixture's parameters and its loss. The model's own parameters are read, never registered here."""
+    """One mixture's parameters and its loss. The model's own parameters are read, never registered here.
 
-    def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
+    It is over all shared weights, or over those named. (`LayerPriors` has a mixture for every layer.)
+    """
+
+    def __init__(
+        self, model: nn.Module, config: PriorConfig | None = None, names: Collection[str] | None = None
+    ) -> None:
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
+        self._names = names
         self.view = self.current_view()
-        self.view.check()
+        if names is None:
+            self.view.check()
         weights = self.view.gather()
         low, high = self.view.range()
-        spacing = (high - low) / max(1, config.components - 1)
+        spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # one layer may be all alike
         std = config.init_std if config.init_std is not None else spacing
         as_tensor = weights.new_full
         self.means = nn.Parameter(_initial_means(weights, low, high, config))
@@ -132,7 +139,18 @@ class MixturePrior(nn.Module):
 
     def current_view(self) -> WeightView:
         """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
-        return WeightView.of(self._model[0], self.config.rules)
+        view = WeightView.of(self._model[0], self.config.rules)
+        return view if self._names is None else view.only(self._names)
+
+    @property
+    def parts(self) -> Sequence[MixturePrior]:
+        """The mixtures, each with its view: this one."""
+        return (self,)
+
+    @property
+    def way(self) -> Any:
+        """In which way training computes the prior now; a captured step is captured again where it changes."""
+        return self.reach
 
     def mixture(self) -> Mixture:
         """The normalized mixture, differentiable: the only way from parameters to densities."""
