@@ -82,17 +82,18 @@ def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
-def _without_seed(config: Any) -> Any:
+def without_seed(config: Any) -> Any:
+    """A config without what may differ between results of one point."""
     if not isinstance(config, dict):
         return config
-    return {name: _without_seed(value) for name, value in config.items() if name not in _NOT_THE_POINT}
+    return {name: without_seed(value) for name, value in config.items() if name not in _NOT_THE_POINT}
 
 
 def points(results: Iterable[Result]) -> list[Point]:
     """Results grouped by experiment, data, method and settings, in a fixed order: by experiment, then by bytes."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for r in sorted(results, key=lambda r: (r.seed, r.file_bytes)):
-        settings = json.dumps(_without_seed(r.config), sort_keys=True)
+        settings = json.dumps(without_seed(r.config), sort_keys=True)
         groups.setdefault((r.experiment, r.dataset, r.method, settings), []).append(r)
     found = [Point(tuple(group)) for group in groups.values()]
     for point in found:
