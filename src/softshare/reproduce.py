@@ -181,13 +181,14 @@ def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> 
 
 
 def write_pair(stem: Path, file: bytes, result: Result) -> None:
-    """Both are written whole before either gets its name, and at no time is a file beside another's result."""
-    contents = {_file(stem, SWS): file, _file(stem, JSON): result.to_json().encode()}
+    """Both or neither: whole before either gets its name, and at no time is a file beside another's result."""
+    sws, json_ = _file(stem, SWS), _file(stem, JSON)
+    contents = {sws: file, json_: result.to_json().encode()}
     ready = {path: path.parent / f".{path.name}.ready" for path in contents}
     try:
         for path, content in contents.items():
             write_atomic(ready[path], content)
-        _file(stem, JSON).unlink(missing_ok=True)
+        json_.unlink(missing_ok=True)
         for path in contents:
             os.replace(ready[path], path)
     except OSError as error:
@@ -195,6 +196,8 @@ def write_pair(stem: Path, file: bytes, result: Result) -> None:
     finally:
         for path in ready.values():
             path.unlink(missing_ok=True)
+        if not json_.exists():
+            sws.unlink(missing_ok=True)
 
 
 @contextmanager
