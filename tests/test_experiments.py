@@ -11,7 +11,15 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.zoo import experiments
 from softshare.zoo.datasets import Batches, Split, load_mnist
-from softshare.zoo.experiments import EXPERIMENTS, cross_entropy, error_percent, get_experiment, make_task, pretrain_
+from softshare.zoo.experiments import (
+    EXPERIMENTS,
+    TaskConfig,
+    cross_entropy,
+    error_percent,
+    get_experiment,
+    make_task,
+    pretrain_,
+)
 
 LENETS = {"lenet-300-100": 266_610, "lenet-5-caffe": 431_080}
 
@@ -119,6 +127,15 @@ def test_cross_entropy_by_hand() -> None:
     loss = cross_entropy(Echo(), Split(images, torch.tensor([1, 0])))
     expected = -(torch.tensor(0.75).log() + torch.tensor(0.25).log()) / 2
     torch.testing.assert_close(loss, expected)
+
+
+def test_label_smoothing_by_hand() -> None:
+    """Of 0.2: each class takes 0.1 of the target, the label the other 0.8."""
+    images = torch.tensor([1.0, 3.0]).log().expand(1, 1, 1, 2)
+    loss = make_task("lenet-300-100", config=TaskConfig(label_smoothing=0.2)).loss(
+        Echo(), Split(images, torch.tensor([1]))
+    )
+    torch.testing.assert_close(loss, -(0.9 * torch.tensor(0.75).log() + 0.1 * torch.tensor(0.25).log()))
 
 
 def test_a_short_pre_training_learns_digits() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Result:
     device: str
     versions: dict[str, str]
     config: dict[str, Any]
+    published_ratio: float | None = None  # a baseline's, in the accounting of its own paper
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -69,16 +71,24 @@ class Result:
         data = read_bytes(path)
         try:
             values = json.loads(data)
-            names = {f.name for f in dataclasses.fields(cls)}
-            if not isinstance(values, dict) or set(values) != names or values["schema"] != SCHEMA:
-                raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(names))}")
-            for name, hint in typing.get_type_hints(cls).items():
-                kind = typing.get_origin(hint) or hint
-                if not isinstance(values[name], (int, float) if kind is float else kind):
-                    raise ValueError(f"{name}: expected {kind.__name__}, got {values[name]!r}")
+            fields = dataclasses.fields(cls)
+            names, needed = {f.name for f in fields}, {f.name for f in fields if f.default is dataclasses.MISSING}
+            if not isinstance(values, dict) or not needed <= set(values) <= names or values["schema"] != SCHEMA:
+                raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(needed))}")
+            hints = typing.get_type_hints(cls)
+            for name, value in values.items():
+                _require_kind(name, value, hints[name])
             return cls(**values)
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
+
+
+def _require_kind(name: str, value: Any, hint: Any) -> None:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(member) or member for member in members]
+    if not any(isinstance(value, (int, float) if kind is float else kind) for kind in kinds):
+        expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 class RunConfig(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -72,17 +74,33 @@ EXPERIMENTS = {
 }
 
 
+@dataclass(frozen=True)
+class TaskConfig:
+    """Switches of an experiment's training, which its results record."""
+
+    augment: bool = False
+    label_smoothing: float = 0.0
+
+
 def get_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise ConfigError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]
 
 
-def make_task(name: str, device: torch.device | str = "cpu", seed: int = 0) -> Task:
+def make_task(
+    name: str,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    config: TaskConfig | None = None,
+    data: Path | None = None,
+) -> Task:
     """The experiment as a Task, its model freshly initialized; the data lives on the device."""
-    experiment = get_experiment(name)
+    experiment, config = get_experiment(name), config or TaskConfig()
     if experiment.dataset != "MNIST":
         raise NotAvailableError(f"{name} needs {experiment.dataset}, which this version cannot load yet")
+    if config.augment:
+        raise NotAvailableError(f"{name}: this version cannot augment yet")
     train, validation, test = (split.to(device) for split in load_mnist())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -90,7 +108,7 @@ def make_task(name: str, device: torch.device | str = "cpu", seed: int = 0) -> T
     return Task(
         model=model,
         train=Batches(train, experiment.batch_size),
-        loss=cross_entropy,
+        loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
         evaluate=lambda m: error_percent(m, validation),
         n_examples=len(train),
         test=lambda m: error_percent(m, test),
@@ -104,8 +122,8 @@ def pretrain_(task: Task, config: RetrainConfig, hooks: Sequence[Hook] = ()) -> 
     return retrain_(task, None, config, hooks)
 
 
-def cross_entropy(model: nn.Module, batch: Split) -> Tensor:
-    return F.cross_entropy(model(batch.images), batch.labels)
+def cross_entropy(model: nn.Module, batch: Split, label_smoothing: float = 0.0) -> Tensor:
+    return F.cross_entropy(model(batch.images), batch.labels, label_smoothing=label_smoothing)
 
 
 @torch.no_grad()
