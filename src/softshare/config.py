@@ -96,6 +96,11 @@ class PriorConfig:
     mixtures: Mixtures = option("global", "One 'global' mixture over all shared weights (the paper), or one per 'layer'.")
     components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
+    width: float | None = option(
+        None,
+        "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
+        "('none': start at init_std and follow the hyper-priors).",
+    )
     init_std: float | None = option(
         0.01, "Start standard deviation of every component; 'none': the spacing of means evenly over the range."
     )
@@ -140,8 +145,9 @@ class PriorConfig:
         _require(self.components >= 1, "components", "at least 1 free component", self.components)
         _require(self.sample_one_in >= 1, "sample_one_in", "at least 1", self.sample_one_in)
         _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
-        if self.init_std is not None:
-            _require(self.init_std > 0 and math.isfinite(self.init_std), "init_std", "a number above 0", self.init_std)
+        for name in ("width", "init_std"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from softshare.config import MergeConfig, PriorConfig
 from softshare.errors import ConfigError
+from softshare.hyperpriors import Gamma
 from softshare.kernels import find_sweep, log_joint, mixture_assign, mixture_nll, mixture_nll_grad_, sampled
 from softshare.kernels.choice import available_backends
 from softshare.kernels.mixture import Sweep
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Weights times components from which the table takes less of the device than the exact sweep (benchmarks/README.md).
 TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
 LARGEST = 2.0**100  # weight in a table: its reach must be a float
+HELD = 1000  # strength of the hyper-priors that hold a width: a precision is known to one part in so many
 LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
 
 
@@ -91,6 +93,10 @@ class MixturePrior(nn.Module):
         low, high = self.view.range()
         spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # one layer may be all alike
         std = config.init_std if config.init_std is not None else spacing
+        self._precision_priors = (config.zero_precision_prior, config.free_precision_prior)
+        if config.width is not None:
+            std = config.width * (float(weights.double().square().mean().sqrt()) or 1.0)
+            self._precision_priors = (Gamma.from_std(std, HELD),) * 2
         as_tensor = weights.new_full
         self.means = nn.Parameter(_initial_means(weights, low, high, config))
         self.log_vars = nn.Parameter(as_tensor((config.components + 1,), 2 * math.log(std)))
@@ -174,10 +180,11 @@ class MixturePrior(nn.Module):
 
     def _hyper_priors(self, mixture: Mixture) -> Tensor:
         loss = mixture.mean.new_zeros(())
-        if self.config.zero_precision_prior is not None:
-            loss = loss + self.config.zero_precision_prior.neg_log_density(mixture.log_var[:1])
-        if self.config.free_precision_prior is not None:
-            loss = loss + self.config.free_precision_prior.neg_log_density(mixture.log_var[1:])
+        zero, free = self._precision_priors
+        if zero is not None:
+            loss = loss + zero.neg_log_density(mixture.log_var[:1])
+        if free is not None:
+            loss = loss + free.neg_log_density(mixture.log_var[1:])
         if self.config.mixing_prior is not None:
             loss = loss + self.config.mixing_prior.neg_log_density(mixture.log_mixing)
         return loss
