@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 FILES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench results clean
+.PHONY: help demo test check fuzz bench reproduce results clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,10 @@ bench: $(READY)  ## Measure the codec, the prior and training steps; rows are ap
 	$(BIN)/python benchmarks/bench_codec.py
 	$(BIN)/python benchmarks/bench_mixture.py
 	$(BIN)/python benchmarks/bench_step.py
+
+reproduce: $(READY)  ## Make what is missing in results/ for the LeNets, by its recipes: hours without a GPU
+	$(BIN)/softshare reproduce lenet-300-100
+	$(BIN)/softshare reproduce lenet-5-caffe
 
 results: $(READY)  ## Measure every file in results/ anew, then write docs/results.md and its plots
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'

@@ -25,6 +25,7 @@ from softshare.baselines import (
     deep_compression,
     dns,
     kmeans_linear,
+    nonzero_ratio,
     published_bytes,
     published_ratio,
 )
@@ -34,6 +35,7 @@ from softshare.baselines.layers import layers_of
 from softshare.baselines.masks import Masked
 from softshare.baselines.phases import with_l2
 from softshare.baselines.sharing import Centroids, quantize_values
+from softshare.codec import decode
 from softshare.config import Codec, EncodeConfig, RetrainConfig, Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.retrain import EpochRecord, Hook, retrain_
@@ -432,10 +434,22 @@ def test_the_papers_accountings(trained: Task) -> None:
         for t in ss.inspect(dataclasses.replace(out, config=EncodeConfig(codec="han")).to_bytes()).tensors
     }
     codebooks = sum(4 * (len(t.codebook) - 1) for t in out.quantized.shared)
-    assert published_bytes(out) == info["0.weight"] + info["3.weight"] + codebooks
+    assert published_bytes(out.quantized) == info["0.weight"] + info["3.weight"] + codebooks
     out = dns(trained, DNS)
     left = sum(int((out.retrained[k] != 0).sum()) for k in ("0.weight", "0.bias", "3.weight", "3.bias"))
-    assert published_ratio(out) == (8 * 16 + 16 + 16 * 2 + 2) / left
+    assert nonzero_ratio(out.quantized) == (8 * 16 + 16 + 16 * 2 + 2) / left
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_papers_ratios_are_those_of_the_decoded_file(dtype: Any, trained: Task) -> None:
+    encode_config = EncodeConfig(codebook_dtype=dtype)
+    for name, method in METHODS.items():
+        out = dataclasses.replace(method(trained), config=encode_config)
+        decoded = decode(out.to_bytes())
+        n, n_nonzero = decoded.n_shared, sum(int(t.dense().count_nonzero()) for t in decoded.shared)
+        expected = {"deep-compression": 4 * n / published_bytes(out.quantized), "dns": n / n_nonzero}
+        assert published_ratio(name, decoded) == expected[name]
+    assert published_ratio("softshare", decoded) is None
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -290,6 +290,9 @@ def test_result_round_trip(tmp_path: Path) -> None:
         lambda values: values | {"schema": None},
         lambda values: values | {"surprise": 1},
         lambda values: {k: v for k, v in values.items() if k != "ratio"},
+        lambda values: values | {"complexity_bytes": "12"},
+        lambda values: values | {"published_ratio": [1.0]},
+        lambda values: values | {"ratio": None},
     ],
 )
 def test_what_is_not_a_result_is_refused(tmp_path: Path, content: Any) -> None:
@@ -300,6 +303,20 @@ def test_what_is_not_a_result_is_refused(tmp_path: Path, content: Any) -> None:
     with pytest.raises(FormatError, match=r"result\.json is not a result") as caught:
         Result.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_what_a_result_may_leave_open(tmp_path: Path) -> None:
+    """A baseline has no mixture, and only a baseline an accounting of its own, of which older results do not speak."""
+    result, path = measured(make_task())[0], tmp_path / "result.json"
+    for changes in ({"complexity_bytes": None}, {"complexity_bytes": 12}, {"published_ratio": 2.5}):
+        changed = dataclasses.replace(result, **changes)
+        changed.save(path)
+        assert Result.load(path) == changed
+    path.write_text(json.dumps({k: v for k, v in dataclasses.asdict(result).items() if k != "published_ratio"}))
+    assert Result.load(path) == result
+    path.write_text(json.dumps(dataclasses.asdict(result) | {"complexity_bytes": "12"}))
+    with pytest.raises(FormatError, match="complexity_bytes: expected float or None, got '12'"):
+        Result.load(path)
 
 
 def test_a_missing_result_names_its_path(tmp_path: Path) -> None:

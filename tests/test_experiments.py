@@ -257,6 +257,15 @@ def test_cross_entropy_by_hand() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_label_smoothing_by_hand() -> None:
+    """Of 0.2: each class takes 0.1 of the target, the label the other 0.8."""
+    images = torch.tensor([1.0, 3.0]).log().expand(1, 1, 1, 2)
+    loss = make_task("lenet-300-100", config=TaskConfig(label_smoothing=0.2)).loss(
+        Echo(), Split(images, torch.tensor([1]))
+    )
+    torch.testing.assert_close(loss, -(0.9 * torch.tensor(0.75).log() + 0.1 * torch.tensor(0.25).log()))
+
+
 def test_a_short_pre_training_learns_digits() -> None:
     """2,000 images are enough for less than 15% on held-out ones."""
     task = make_task("lenet-300-100")

@@ -154,6 +154,20 @@ def test_augmented_results_stand_apart_and_switches_are_named() -> None:
     assert [row[-1] for row in rows(with_augmentation, "softshare")] == ["augment"]
 
 
+def test_a_baselines_own_accounting_is_told_below_the_table() -> None:
+    ratios = (50.0, 52.0, 54.0)
+    surgery = [result(seed, method="dns", published_ratio=ratio) for seed, ratio in enumerate(ratios)]
+    deep = result(n_bytes=30_000, method="deep-compression", published_ratio=40.04)
+    text = render_page([*THREE, *surgery, deep])
+    said = [line for line in text.splitlines() if line.startswith("As its own paper counts")]
+    assert said == [
+        "As its own paper counts, the ratio of dns is 52.0 ± 2.0: all weights over those that are not zero.",
+        "As its own paper counts, the ratio of deep-compression is 40.0: 4 bytes for each weight over the coded "
+        "weights and float32 codebooks; no biases, no header.",
+    ]
+    assert "its own paper" not in render_page(THREE)
+
+
 def test_published_rows_name_their_accounting() -> None:
     text = render_page([result(), result(experiment="lenet-5-caffe")])
     first, _, second = text.partition("## lenet-5-caffe")

@@ -28,6 +28,7 @@ from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.page import load_results, stale_files, wanted_files, write_file
 from softshare.pareto import can_draw
+from softshare.reproduce import reproduce as reproduce_results
 from softshare.route import compress as compress_task
 from softshare.runs import (
     HISTORY,
@@ -46,6 +47,7 @@ from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
 from softshare.weights import WeightView, load_state_
 from softshare.zoo.experiments import EXPERIMENTS, TaskConfig, get_experiment, make_task, pretrain_
+from softshare.zoo.recipes import RECIPES, methods
 
 app = typer.Typer(
     name="softshare",
@@ -225,6 +227,55 @@ def evaluate(
     if (error, n_bytes) != (result.error_after, result.file_bytes):
         out.print("They differ.")
         raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"One of: {', '.join(dict.fromkeys(r.method for r in RECIPES))}; may be repeated. Default: all that "
+            "the experiment has."
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0,1,2",
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder for EXPERIMENT/METHOD/seed-N.sws and, beside it, .json.")
+    ] = Path("results"),
+    data: Annotated[Path | None, typer.Option(help="Folder of the data that the package does not hold.")] = None,
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Make the kept results anew from their recipes: pre-train, compress, measure, for each method and seed.
+
+    What is there already is kept, so that a run that was stopped goes on where it was. Errors are measured on the CPU,
+    as verify does, wherever the training was.
+    """
+    given = method or methods(experiment)
+    made = reproduce_results(
+        experiment,
+        given,
+        _seeds(seeds),
+        folder,
+        _device(device),
+        data,
+        overwrite=overwrite,
+        hooks=lambda title: [ProgressBar(title)],
+        say=_say,
+    )
+    out.print(tables.reproduced_table(list(made), f"{experiment}, in {folder}"))
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds: expected whole numbers with commas between them, got {text!r}") from None
 
 
 @app.command()

@@ -77,6 +77,7 @@ class Rule:
         return f"{'share' if self.share else 'keep'}:{self.pattern}"
 
 
+Mixtures = Literal["global", "layer"]
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
 Backend = Literal["auto", "triton", "numba", "torch"]
@@ -92,8 +93,14 @@ Names = Literal["keep", "none"]
 class PriorConfig:
     """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
 
+    mixtures: Mixtures = option("global", "One 'global' mixture over all shared weights (the paper), or one per 'layer'.")
     components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
+    width: float | None = option(
+        None,
+        "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
+        "('none': start at init_std and follow the hyper-priors).",
+    )
     init_std: float | None = option(
         0.01, "Start standard deviation of every component; 'none': the spacing of means evenly over the range."
     )
@@ -138,8 +145,9 @@ class PriorConfig:
         _require(self.components >= 1, "components", "at least 1 free component", self.components)
         _require(self.sample_one_in >= 1, "sample_one_in", "at least 1", self.sample_one_in)
         _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
-        if self.init_std is not None:
-            _require(self.init_std > 0 and math.isfinite(self.init_std), "init_std", "a number above 0", self.init_std)
+        for name in ("width", "init_std"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 
@@ -156,6 +164,14 @@ class RetrainConfig:
     hard_from: float = option(
         1.0, "Share of the run after which the network is trained on quantized weights (1: never)."
     )
+    zeroing: float = option(
+        0.0,
+        "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
+        "asks for their bits (0: none).",
+    )
+    distill: float = option(
+        0.0, "Share of the loss that is the divergence from the network before compression, its teacher (0: none)."
+    )
     seed: int = option(0, "Seed of everything random in the run.")
     capture: bool = option(
         False,
@@ -168,6 +184,9 @@ class RetrainConfig:
         _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
         _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
+        for name in ("hard_from", "distill"):
+            _require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
+        _require(0 <= self.zeroing < math.inf, "zeroing", "a number of at least 0", self.zeroing)
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
@@ -185,6 +204,18 @@ class MergeConfig:
         _require(
             0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold
         )
+
+
+@dataclass(frozen=True)
+class SimplifyConfig:
+    """Other weights of the same function."""
+
+    symmetries: bool = option(
+        True, "Drop hidden units without effect and put the others into the order that makes the file smallest."
+    )
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
 
 @dataclass(frozen=True)
@@ -222,6 +253,7 @@ class CompressConfig:
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
+    simplify: SimplifyConfig = field(default_factory=SimplifyConfig)
     encode: EncodeConfig = field(default_factory=EncodeConfig)
 
     def __post_init__(self) -> None:
@@ -241,6 +273,7 @@ class CompressConfig:
                 lr_mixing=5e-4,
             ),
             retrain=RetrainConfig(epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant"),
+            simplify=SimplifyConfig(symmetries=False),
         )
 
     @property

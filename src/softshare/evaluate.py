@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Result:
     device: str
     versions: dict[str, str]
     config: dict[str, Any]
+    published_ratio: float | None = None  # a baseline's, in the accounting of its own paper
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -69,16 +71,24 @@ class Result:
         data = read_bytes(path)
         try:
             values = json.loads(data)
-            names = {f.name for f in dataclasses.fields(cls)}
-            if not isinstance(values, dict) or set(values) != names or values["schema"] != SCHEMA:
-                raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(names))}")
-            for name, hint in typing.get_type_hints(cls).items():
-                kind = typing.get_origin(hint) or hint
-                if not isinstance(values[name], (int, float) if kind is float else kind):
-                    raise ValueError(f"{name}: expected {kind.__name__}, got {values[name]!r}")
+            fields = dataclasses.fields(cls)
+            names, needed = {f.name for f in fields}, {f.name for f in fields if f.default is dataclasses.MISSING}
+            if not isinstance(values, dict) or not needed <= set(values) <= names or values["schema"] != SCHEMA:
+                raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(needed))}")
+            hints = typing.get_type_hints(cls)
+            for name, value in values.items():
+                _require_kind(name, value, hints[name])
             return cls(**values)
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
+
+
+def _require_kind(name: str, value: Any, hint: Any) -> None:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(member) or member for member in members]
+    if not any(isinstance(value, (int, float) if kind is float else kind) for kind in kinds):
+        expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 class RunConfig(Protocol):
@@ -165,11 +175,12 @@ def entropy_bits(quantized: QuantizedWeights) -> float:
     return bits
 
 
-def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
-    """The mixture's estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
-    mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
+def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]) -> float:
+    """The mixtures' estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
     bits = 0.0
     for tensor in quantized.shared:
+        mixture = mixtures[tensor.name]
+        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
         counts = tensor.counts().double()
         same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
         bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
@@ -177,9 +188,9 @@ def complexity_bits(quantized: QuantizedWeights, mixture: Mixture) -> float:
 
 
 def _complexity_bytes(compressed: Compressed) -> float | None:
-    if compressed.mixture is None:
+    if not compressed.mixtures:
         return None
-    return complexity_bits(compressed.quantized, compressed.mixture) / 8  # of values not yet rounded
+    return complexity_bits(compressed.quantized, compressed.mixtures) / 8  # of values not yet rounded
 
 
 @torch.no_grad()

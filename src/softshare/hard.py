@@ -7,42 +7,53 @@ weights it is the gradient of that component's mean. The prior goes on pulling t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-from softshare.prior import MixturePrior
+from softshare.layer_priors import Prior
 
 
 @contextmanager
-def quantized(prior: MixturePrior) -> Iterator[None]:
-    """Within, the network is the quantized one; afterwards its weights are what they were."""
-    mixture, weights = prior.mixture().detach(), prior.view.tensors
-    kept = [w.detach().clone() for w in weights]
+def quantized(prior: Prior) -> Iterator[list[Tensor]]:
+    """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
+    kept = [w.detach().clone() for w in prior.view.tensors]
+    assigned = []
     with torch.no_grad():
-        for w in weights:
-            w.copy_(mixture.mean[mixture.assign(w)].view_as(w))
+        for part in prior.parts:
+            mixture = part.mixture()
+            for w in part.view.tensors:
+                assigned.append(mixture.assign(w))
+                w.copy_(mixture.mean[assigned[-1]].view_as(w))
     try:
-        yield
+        yield assigned
     finally:
         with torch.no_grad():
-            for w, own in zip(weights, kept, strict=True):
+            for w, own in zip(prior.view.tensors, kept, strict=True):
                 w.copy_(own)
 
 
-def add_mean_gradients_(prior: MixturePrior) -> None:
-    """Add to the means' gradient the sums of their weights' gradients; to be called before the prior adds its own."""
-    mixture = prior.mixture().detach()
-    sums = torch.zeros_like(mixture.mean)
-    for w in prior.view.tensors:
-        if w.grad is not None:
-            sums += _sums(mixture.assign(w), w.grad.reshape(-1), len(mixture))
-    prior.means.grad = sums[1:] if prior.means.grad is None else prior.means.grad + sums[1:]
+@torch.no_grad()
+def add_mean_gradients_(prior: Prior, assigned: Sequence[Tensor]) -> None:
+    """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
+    components = iter(assigned)
+    for part in prior.parts:
+        sums = part.means.new_zeros(len(part.means) + 1)
+        for w in part.view.tensors:
+            index = next(components)
+            if w.grad is not None:
+                sums += _sums(index, w.grad.reshape(-1), len(sums))
+        part.means.grad = sums[1:] if part.means.grad is None else part.means.grad + sums[1:]
 
 
-def _sums(index: torch.Tensor, values: torch.Tensor, n: int) -> torch.Tensor:  # (n,)
-    """Of the values of each index, in a fixed order."""
+def _sums(
+    index: Tensor,  # (m,) in [0, n)
+    values: Tensor,  # (m,)
+    n: int,
+) -> Tensor:  # (n,)
+    """Of the values of each index, in a fixed order: atomic adds would round differently each time."""
     if index.device.type == "cpu":
         return torch.bincount(index, values.double(), n).to(values.dtype)
     return ((index == torch.arange(n, device=index.device)[:, None]) * values).sum(1)

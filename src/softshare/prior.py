@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from softshare.config import MergeConfig, PriorConfig
 from softshare.errors import ConfigError
+from softshare.hyperpriors import Gamma
 from softshare.kernels import find_sweep, log_joint, mixture_assign, mixture_nll, mixture_nll_grad_, sampled
 from softshare.kernels.choice import available_backends
 from softshare.kernels.mixture import Sweep
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Weights times components from which the table takes less of the device than the exact sweep (benchmarks/README.md).
 TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
 LARGEST = 2.0**100  # weight in a table: its reach must be a float
+HELD = 1000  # strength of the hyper-priors that hold a width: a precision is known to one part in so many
 LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
 
 
@@ -72,18 +74,29 @@ class Mixture:
 
 
 class MixturePrior(nn.Module):
-    """The mixture's parameters and its loss. The model's own parameters are read, never registered here."""
+    """One mixture's parameters and its loss. The model's own parameters are read, never registered here.
 
-    def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
+    It is over all shared weights, or over those named. (`LayerPriors` has a mixture for every layer.)
+    """
+
+    def __init__(
+        self, model: nn.Module, config: PriorConfig | None = None, names: Collection[str] | None = None
+    ) -> None:
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
+        self._names = names
         self.view = self.current_view()
-        self.view.check()
+        if names is None:
+            self.view.check()
         weights = self.view.gather()
         low, high = self.view.range()
-        spacing = (high - low) / max(1, config.components - 1)
+        spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # one layer may be all alike
         std = config.init_std if config.init_std is not None else spacing
+        self._precision_priors = (config.zero_precision_prior, config.free_precision_prior)
+        if config.width is not None:
+            std = config.width * (float(weights.double().square().mean().sqrt()) or 1.0)
+            self._precision_priors = (Gamma.from_std(std, HELD),) * 2
         as_tensor = weights.new_full
         self.means = nn.Parameter(_initial_means(weights, low, high, config))
         self.log_vars = nn.Parameter(as_tensor((config.components + 1,), 2 * math.log(std)))
@@ -132,7 +145,18 @@ class MixturePrior(nn.Module):
 
     def current_view(self) -> WeightView:
         """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
-        return WeightView.of(self._model[0], self.config.rules)
+        view = WeightView.of(self._model[0], self.config.rules)
+        return view if self._names is None else view.only(self._names)
+
+    @property
+    def parts(self) -> Sequence[MixturePrior]:
+        """The mixtures, each with its view: this one."""
+        return (self,)
+
+    @property
+    def way(self) -> Any:
+        """In which way training computes the prior now; a captured step is captured again where it changes."""
+        return self.reach
 
     def mixture(self) -> Mixture:
         """The normalized mixture, differentiable: the only way from parameters to densities."""
@@ -156,10 +180,11 @@ class MixturePrior(nn.Module):
 
     def _hyper_priors(self, mixture: Mixture) -> Tensor:
         loss = mixture.mean.new_zeros(())
-        if self.config.zero_precision_prior is not None:
-            loss = loss + self.config.zero_precision_prior.neg_log_density(mixture.log_var[:1])
-        if self.config.free_precision_prior is not None:
-            loss = loss + self.config.free_precision_prior.neg_log_density(mixture.log_var[1:])
+        zero, free = self._precision_priors
+        if zero is not None:
+            loss = loss + zero.neg_log_density(mixture.log_var[:1])
+        if free is not None:
+            loss = loss + free.neg_log_density(mixture.log_var[1:])
         if self.config.mixing_prior is not None:
             loss = loss + self.config.mixing_prior.neg_log_density(mixture.log_mixing)
         return loss

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from softshare.prior import Mixture
-from softshare.weights import WeightView
+from softshare.weights import SharedTensor, WeightView
 
 _CHUNK = 1 << 20  # weights at a time, where narrow indices must be widened
 
@@ -85,13 +86,24 @@ class QuantizedWeights:
         )
 
 
-def quantize(view: WeightView, mixture: Mixture) -> QuantizedWeights:
-    """Assign every shared weight to its most responsible component, under the prior's own responsibilities.
+def quantize(
+    view: WeightView,
+    mixtures: Mapping[str, Mixture],  # of each shared tensor; several may have the same one
+) -> QuantizedWeights:
+    """Assign every shared weight to its most responsible component, under the prior's own responsibilities."""
+    groups: dict[int, list[SharedTensor]] = {}
+    for s in view.shared:
+        groups.setdefault(id(mixtures[s.name]), []).append(s)
+    quantized = {t.name: t for group in groups.values() for t in _quantize(group, mixtures[group[0].name])}
+    shared = tuple(quantized[s.name] for s in view.shared)
+    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
+    return QuantizedWeights(shared, rest, dict(view.tied), view.order)
 
-    The codebook holds the means that are in use; a mean of exactly 0 is the zero component's.
-    """
+
+def _quantize(shared: Sequence[SharedTensor], mixture: Mixture) -> list[QuantizedTensor]:
+    """The tensors of one mixture, with one codebook: the means in use; a mean of exactly 0 is the zero component's."""
     mean = mixture.detach().mean.float()
-    assigned = [mixture.assign(s.tensor).to(index_dtype(len(mean))) for s in view.shared]
+    assigned = [mixture.assign(s.tensor).to(index_dtype(len(mean))) for s in shared]
     used = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     for components in assigned:
         used[components.unique().long()] = True
@@ -100,9 +112,7 @@ def quantize(view: WeightView, mixture: Mixture) -> QuantizedWeights:
     index_of = (mean[:, None] == codebook).int().argmax(1)  # component -> index; unused ones are never looked up
     index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
-    shared = tuple(
+    return [
         QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, index_of[a.long()].cpu(), codebook)
-        for s, a in zip(view.shared, assigned, strict=True)
-    )
-    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
-    return QuantizedWeights(shared, rest, dict(view.tied), view.order)
+        for s, a in zip(shared, assigned, strict=True)
+    ]

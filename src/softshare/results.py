@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from softshare.baselines import OWN_ACCOUNTING
 from softshare.errors import ConfigError
 from softshare.evaluate import Result
 from softshare.zoo.experiments import EXPERIMENTS
@@ -19,6 +20,7 @@ AUGMENTED = ("augment", "augmentation")
 # Settings worth a word in a table wherever a config has them, with the value that means "off".
 SWITCHES: dict[str, Any] = {
     **dict.fromkeys(AUGMENTED, False),
+    "label_smoothing": 0.0,
     "hard_from": 1.0,
     "distill": False,
     "from_scratch": False,
@@ -80,17 +82,18 @@ def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
-def _without_seed(config: Any) -> Any:
+def without_seed(config: Any) -> Any:
+    """A config without what may differ between results of one point."""
     if not isinstance(config, dict):
         return config
-    return {name: _without_seed(value) for name, value in config.items() if name not in _NOT_THE_POINT}
+    return {name: without_seed(value) for name, value in config.items() if name not in _NOT_THE_POINT}
 
 
 def points(results: Iterable[Result]) -> list[Point]:
     """Results grouped by experiment, data, method and settings, in a fixed order: by experiment, then by bytes."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for r in sorted(results, key=lambda r: (r.seed, r.file_bytes)):
-        settings = json.dumps(_without_seed(r.config), sort_keys=True)
+        settings = json.dumps(without_seed(r.config), sort_keys=True)
         groups.setdefault((r.experiment, r.dataset, r.method, settings), []).append(r)
     found = [Point(tuple(group)) for group in groups.values()]
     for point in found:
@@ -131,7 +134,9 @@ def _section(experiment: str, ours: Sequence[Point], plot: bool) -> list[str]:
     n = ours[0].first.n_weights
     parts = [f"## {experiment}", f"{n:,} parameters, {4 * n:,} bytes as float32."]
     for (dataset, augmented), group in groupby(ours, key=lambda p: (p.first.dataset, p.augmented)):
-        parts += [f"### {dataset}, {'with' if augmented else 'without'} augmentation", _our_table(list(group))]
+        shown = list(group)
+        parts += [f"### {dataset}, {'with' if augmented else 'without'} augmentation", _our_table(shown)]
+        parts += [_as_published(p) for p in shown if None not in _published_ratios(p)]
     if rows := published(experiment):
         parts += ["### Published", _published_table(rows)]
     if plot:
@@ -172,6 +177,16 @@ def _our_row(p: Point) -> list[str]:
         f"{density:.2f}",
         switches or "-",
     ]
+
+
+def _published_ratios(p: Point) -> list[float | None]:
+    return [r.published_ratio for r in p.results]
+
+
+def _as_published(p: Point) -> str:
+    ratios = [ratio for ratio in _published_ratios(p) if ratio is not None]
+    how = OWN_ACCOUNTING.get(p.first.method, "its own accounting")
+    return f"As its own paper counts, the ratio of {p.first.method} is {spread(ratios, '.1f')}: {how}."
 
 
 def _seeds(p: Point) -> str:

@@ -16,7 +16,8 @@ from torch import nn
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.hard import quantized
-from softshare.prior import MixturePrior
+from softshare.layer_priors import Prior
+from softshare.rate import zero_cheap_
 from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
 
@@ -53,7 +54,7 @@ class Hook:
 
 def retrain_(
     task: Task,
-    prior: MixturePrior | None,
+    prior: Prior | None,
     config: RetrainConfig,
     hooks: Sequence[Hook] = (),
     latent: Latent | None = None,
@@ -94,7 +95,7 @@ def retrain_(
 
 def _train_epoch(
     task: Task,
-    prior: MixturePrior | None,
+    prior: Prior | None,
     run_step: Step,
     config: RetrainConfig,
     epoch: int,
@@ -127,11 +128,14 @@ def _train_epoch(
     for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
+    if prior and run_step.hard and config.zeroing:
+        price = config.zeroing * tau / task.n_examples * math.log(2)
+        zero_cheap_(prior, run_step.curvatures(task.n_examples / step), price)
     return float(task_sum) / step, tau, step
 
 
 def _record(
-    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
+    task: Task, prior: Prior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
 ) -> EpochRecord:
     task.model.eval()
     with torch.no_grad():
@@ -141,19 +145,24 @@ def _record(
             return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
         prior_loss = float(prior.neg_log_prior())
         _require_finite("-log p(w, theta)", prior_loss)
-        mixture = prior.mixture()
-        counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in prior.view.tensors])
-        density = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()
+        bits, alive, density = 0.0, 0, {}
+        for part in prior.parts:
+            mixture = part.mixture()
+            counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.view.tensors])
+            bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
+            alive += int((counts.sum(0) > 0).sum())
+            shares = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()
+            density |= {s.name: share for s, share in zip(part.view.shared, shares, strict=True)}
         return EpochRecord(
             epoch=epoch,
             seconds=seconds,
             tau=tau,
             task_loss=task_loss,
             prior_loss=prior_loss,
-            complexity_bits=float(-(counts.sum(0) * mixture.log_mixing).sum() / math.log(2)),
+            complexity_bits=bits,
             validation_error=error,
-            components_alive=int((counts.sum(0) > 0).sum()),
-            density={s.name: d for s, d in zip(prior.view.shared, density, strict=True)},
+            components_alive=alive,
+            density=density,
         )
 
 
@@ -169,11 +178,11 @@ def _length(batches: Iterable[Any]) -> int | None:
         return None
 
 
-def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
+def _state(task: Task, prior: Prior | None) -> tuple[Any, Any]:
     return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
 
 
-def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> None:
+def _restore(task: Task, prior: Prior | None, state: tuple[Any, Any]) -> None:
     task.model.load_state_dict(state[0])
     if prior:
         prior.load_state_dict(state[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,9 +14,11 @@ from softshare.codec import check, decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
 from softshare.errors import ConfigError
 from softshare.merge import merge
-from softshare.prior import Mixture, MixturePrior
+from softshare.layer_priors import Prior, make_prior
+from softshare.prior import Mixture
 from softshare.quantize import QuantizedWeights, quantize
 from softshare.retrain import EpochRecord, Hook, retrain_
+from softshare.symmetries import simplify
 from softshare.task import Task
 
 
@@ -25,10 +27,11 @@ class Compressed:
     """A network on its way into a file, with what led there."""
 
     quantized: QuantizedWeights
-    mixture: Mixture | None  # merged; what the weights were quantized with, if by one
-    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing
+    mixtures: Mapping[str, Mixture]  # merged; what each shared tensor was quantized with, where it was with one
+    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing; units as they were
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
+    messages: tuple[str, ...] = field(default=(), repr=False)  # what was done to the network's units
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -50,14 +53,19 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
-    prior = MixturePrior(task.model, config.prior)
-    check(quantize(prior.view, prior.mixture()), config.encode)  # a tensor no file can hold is better known now
+    prior = make_prior(task.model, config.prior)
+    check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
     history = retrain_(task, prior, config.retrain, hooks)
     compressed = quantize_prior(prior, config.merge)
+    if config.simplify.symmetries:
+        quantized, messages = simplify(task.model, compressed.quantized, config.encode)
+        compressed = dataclasses.replace(compressed, quantized=quantized, messages=tuple(messages))
     return dataclasses.replace(compressed, history=history, config=config.encode)
 
 
-def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
+def quantize_prior(prior: Prior, config: MergeConfig) -> Compressed:
     """Merge, then quantize."""
-    mixture, view = merge(prior.mixture(), config), prior.current_view()
-    return Compressed(quantize(view, mixture), mixture, view.state_dict())
+    view, mixtures = prior.current_view(), {}
+    for part in prior.parts:
+        mixtures |= dict.fromkeys((s.name for s in part.view.shared), merge(part.mixture(), config))
+    return Compressed(quantize(view, mixtures), mixtures, view.state_dict())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softshare.errors import ConfigError
 from softshare.hard import add_mean_gradients_, quantized
-from softshare.prior import MixturePrior
+from softshare.layer_priors import Prior
 from softshare.task import Task
 
 SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
@@ -44,9 +44,9 @@ class Step:
     No GPU has to wait, but in the first one and where the prior looks at its method.
     """
 
-    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float, latent: Latent | None = None) -> None:
+    def __init__(self, task: Task, prior: Prior | None, lr_weights: float, latent: Latent | None = None) -> None:
         self.task, self.prior, self.latent = task, prior, latent or Latent()
-        self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
+        self._scale = torch.zeros((), device=_device(task), dtype=prior.parts[0].means.dtype if prior else None)
         groups = [{"params": self.latent.parameters(task.model), "lr": lr_weights}]
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -70,9 +70,9 @@ class Step:
         self.optimizer.zero_grad()
         self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
         if self.hard and self.prior:
-            with quantized(self.prior):
+            with quantized(self.prior) as assigned:
                 task_loss = self._task_gradients(batch)
-            add_mean_gradients_(self.prior)
+            add_mean_gradients_(self.prior, assigned)
         else:
             self._start_prior()
             task_loss = self._task_gradients(batch)
@@ -84,6 +84,18 @@ class Step:
         self.latent.push_()
         return task_loss, loss
 
+    def curvatures(self, batch_size: float) -> list[Tensor]:
+        """Of the mean loss by each shared weight, about: the batch size times the mean square of its gradient."""
+        if not self.prior:
+            return []
+        beta2 = self.optimizer.defaults["betas"][1]
+        found = []
+        for w in self.prior.view.tensors:
+            state = self.optimizer.state.get(w)
+            mean_square = state["exp_avg_sq"] / (1 - beta2 ** float(state["step"])) if state else torch.zeros_like(w)
+            found.append(batch_size * mean_square)
+        return found
+
     def _task_gradients(self, batch: Any) -> Tensor:
         task_loss = self.task.loss(self.task.model, batch)
         self._check(task_loss)
@@ -93,7 +105,7 @@ class Step:
     def _start_prior(self) -> None:
         """What of the prior can be done beside the network."""
 
-    def _add_prior(self, prior: MixturePrior) -> Tensor:
+    def _add_prior(self, prior: Prior) -> Tensor:
         return prior.add_scaled_gradients_(self._scale)
 
     def _check(self, task_loss: Tensor) -> None:
@@ -113,7 +125,7 @@ def _device(task: Task) -> torch.device:
 class CapturedStep(Step):
     """The same step: the first few as they are, then replayed from one graph for every shape of batch."""
 
-    def __init__(self, task: Task, prior: MixturePrior | None, lr_weights: float, latent: Latent | None = None) -> None:
+    def __init__(self, task: Task, prior: Prior | None, lr_weights: float, latent: Latent | None = None) -> None:
         if _device(task).type != "cuda":
             raise ConfigError(f"capture: the network must be on a CUDA GPU, but it is on {_device(task)}")
         if prior and prior.config.sample_one_in > 1:
@@ -124,7 +136,7 @@ class CapturedStep(Step):
         self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
         self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
-        self._way = (prior.reach if prior else None, False)
+        self._way = (prior.way if prior else None, self.hard)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
@@ -132,11 +144,11 @@ class CapturedStep(Step):
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What it returns is overwritten by the next call."""
-        reach = self.prior.reach if self.prior else None
-        if (reach, self.hard) != self._way:  # another step now
+        way = (self.prior.way if self.prior else None, self.hard)
+        if way != self._way:  # another step now
             self._graphs.clear()
             self._runs.clear()
-            self._way = (reach, self.hard)
+            self._way = way
         key = _key(batch)
         with torch.cuda.device(_device(self.task)):
             if self._runs[key] < WARM_UP:
@@ -158,7 +170,7 @@ class CapturedStep(Step):
                 self._own_grads = [torch.zeros_like(w) for w in self.prior.view.tensors]
                 self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
 
-    def _add_prior(self, prior: MixturePrior) -> Tensor:
+    def _add_prior(self, prior: Prior) -> Tensor:
         if self.hard or not self._side_by_side:
             return super()._add_prior(prior)
         torch.cuda.current_stream().wait_stream(self._side)

@@ -86,6 +86,15 @@ def result_table(result: Result, paper: PaperRow | None) -> Table:
     return table
 
 
+def reproduced_table(results: Iterable[Result], title: str) -> Table:
+    """One row per kept pair."""
+    table = _table(title, "method", "seed", "bytes", "ratio", "test error %")
+    for r in results:
+        errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
+        table.add_row(Text(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
+    return table
+
+
 def check_table(checks: Iterable[Check], title: str) -> Table:
     """One row per file: what was found, and whether it is what the result beside it says."""
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from softshare.baselines import published_ratio
 from softshare.codec import decode, encode
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, NotAvailableError, SoftShareError
@@ -23,7 +24,7 @@ from softshare.zoo.experiments import get_experiment, make_task
 
 SWS, JSON = ".sws", ".json"
 TOLERANCE = 1e-9  # percent points of error; relative, of ratios and entropies. Counts must be equal.
-_ABSOLUTE, _RELATIVE = ("error_after",), ("ratio", "han_ratio", "entropy_bytes")
+_ABSOLUTE, _RELATIVE = ("error_after",), ("ratio", "han_ratio", "entropy_bytes", "published_ratio")
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], li
         "ratio": 4 * n_weights / len(data),
         "entropy_bytes": entropy_bits(decoded) / 8,
     }
+    if result.published_ratio is not None:
+        found["published_ratio"] = published_ratio(result.method, decoded)
     not_checked = []
     try:
         han_bytes = _han_bytes(decoded, result)
@@ -134,7 +137,7 @@ def _difference(field: str, said: Any, found: Any) -> str:
 
 
 def _agree(field: str, said: Any, found: Any) -> bool:
-    if field not in (*_ABSOLUTE, *_RELATIVE):
+    if found is None or field not in (*_ABSOLUTE, *_RELATIVE):
         return bool(said == found)
     scale = 1.0 if field in _ABSOLUTE else max(abs(found), 1.0)
     return bool(abs(said - found) <= TOLERANCE * scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -75,6 +75,20 @@ class WeightView:
             else:
                 rest[aliases[0]] = tensor
         return cls(tuple(shared), rest, _tied(names), tuple(aliases[0] for aliases in names))
+
+    def only(self, names: Collection[str]) -> WeightView:
+        """The shared tensors of these names, without the rest."""
+        return WeightView(tuple(s for s in self.shared if s.name in names), {}, {})
+
+    def layers(self) -> list[tuple[str, ...]]:
+        """The names of the shared tensors of each module; those without weights go with the first that has some."""
+        groups: dict[str, list[SharedTensor]] = {}
+        for s in self.shared:
+            groups.setdefault(s.name.rpartition(".")[0], []).append(s)
+        full = [group for group in groups.values() if any(s.tensor.numel() for s in group)]
+        empty = [s.name for group in groups.values() if group not in full for s in group]
+        names = [[s.name for s in group] for group in full]
+        return [tuple(names[0] + empty), *map(tuple, names[1:])]
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Competitors in the same harness: a Task in, a `Compressed` out, which `softshare.measure` turns into a Result."""
 
+from softshare.baselines.accounting import OWN_ACCOUNTING, published_ratio
 from softshare.baselines.config import (
     DeepCompressionConfig,
     DnsConfig,
@@ -9,10 +10,11 @@ from softshare.baselines.config import (
     SurgeryConfig,
 )
 from softshare.baselines.deep_compression import deep_compression, published_bytes
-from softshare.baselines.dns import dns, published_ratio
+from softshare.baselines.dns import dns, nonzero_ratio
 from softshare.baselines.kmeans import kmeans_linear
 
 __all__ = [
+    "OWN_ACCOUNTING",
     "DeepCompressionConfig",
     "DnsConfig",
     "LayerValue",
@@ -22,6 +24,7 @@ __all__ = [
     "deep_compression",
     "dns",
     "kmeans_linear",
+    "nonzero_ratio",
     "published_bytes",
     "published_ratio",
 ]

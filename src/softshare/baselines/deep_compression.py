@@ -12,7 +12,6 @@ What differs from the paper: Adam instead of Caffe's SGD; no change of the dropo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +22,8 @@ from softshare.baselines.masks import Masked
 from softshare.baselines.phases import Phases, copy_of, with_l2
 from softshare.baselines.sharing import share_
 from softshare.codec import encode, inspect
-from softshare.config import Rule
+from softshare.config import EncodeConfig, Rule
+from softshare.quantize import QuantizedWeights
 from softshare.retrain import Hook
 from softshare.route import Compressed
 from softshare.task import Task
@@ -56,13 +56,13 @@ def prune_(layer: Layer, threshold: float) -> None:
         tensor.mul_(tensor.abs() >= threshold)
 
 
-def published_bytes(compressed: Compressed) -> int:
+def published_bytes(quantized: QuantizedWeights) -> int:
     """The paper's accounting, in real bytes: coded weights and float32 codebooks; no header, no biases, no rest.
 
     The paper sets it against 4 bytes for each weight. The ratio of the whole file is `Result.han_ratio`.
     """
-    file = inspect(encode(compressed.quantized, dataclasses.replace(compressed.config, codec="han", names="keep")))
-    codebooks = {tuple(t.codebook.tolist()) for t in compressed.quantized.shared}
+    file = inspect(encode(quantized, EncodeConfig(codec="han", codebook_dtype="float32")))
+    codebooks = {tuple(t.codebook.tolist()) for t in quantized.shared}
     return sum(t.n_bytes for t in file.tensors if t.kind == "shared") + 4 * sum(len(book) - 1 for book in codebooks)
 
 

@@ -8,7 +8,7 @@ The network runs on T * W, weights times masks; the gradient taken there moves a
 
 Mean and standard deviation are those of the layer's |w|, biases included, before surgery, as in the authors' code.
 
-The paper stops here and counts non-zero weights (`published_ratio`). For a real file the weights that are left are
+The paper stops here and counts non-zero weights (`nonzero_ratio`). For a real file the weights that are left are
 shared by the k-means of Deep Compression. What differs from the paper: Adam instead of Caffe's SGD.
 """
 
@@ -24,6 +24,7 @@ from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
 from softshare.baselines.phases import Phases, copy_of, with_l2
 from softshare.baselines.sharing import share_
+from softshare.quantize import QuantizedWeights
 from softshare.retrain import Hook
 from softshare.route import Compressed
 from softshare.step import Latent
@@ -48,11 +49,9 @@ def dns(task: Task, config: DnsConfig | None = None, hooks: Sequence[Hook] = ())
         return share_(phases, config.rules, config.train, config.share, config.encode)
 
 
-def published_ratio(compressed: Compressed) -> float:
-    """The paper's accounting: all weights over those that are not zero, before quantization."""
-    shared = [compressed.retrained[t.name] for t in compressed.quantized.shared]
-    n_nonzero = sum(int(t.count_nonzero()) for t in shared)
-    return sum(t.numel() for t in shared) / n_nonzero
+def nonzero_ratio(quantized: QuantizedWeights) -> float:
+    """The paper's accounting: all weights over those that are not zero. Sharing them makes no zero of any."""
+    return quantized.n_shared / max(1, quantized.n_nonzero)
 
 
 class Spliced(Latent):

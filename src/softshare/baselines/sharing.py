@@ -30,7 +30,7 @@ def share_(
     centroids.push_()
     if share.share_epochs:
         phases.run(train.phase(share.share_epochs, share.lr_centroids), centroids)
-    return Compressed(quantize_values(WeightView.of(model, rules)), None, pruned, phases.history, encode)
+    return Compressed(quantize_values(WeightView.of(model, rules)), {}, pruned, phases.history, encode)
 
 
 class Centroids(Latent):

@@ -1,0 +1,212 @@
+"""Reproduce: from a recipe to a kept pair, a file and its result, for each seed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softshare.baselines import DeepCompressionConfig, DnsConfig, deep_compression, dns, published_ratio
+from softshare.codec import decode
+from softshare.errors import ConfigError
+from softshare.evaluate import Result, final_error, measure
+from softshare.files import write_atomic
+from softshare.results import without_seed
+from softshare.retrain import Hook
+from softshare.route import Compressed, compress
+from softshare.task import Task
+from softshare.verify import JSON, SWS
+from softshare.zoo.experiments import make_task, pretrain_
+from softshare.zoo.recipes import MethodConfig, Recipe, get_recipe
+
+Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to the hooks it runs with
+
+
+def no_hooks(title: str) -> Sequence[Hook]:
+    return ()
+
+
+def say_nothing(text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One pair, to be made or, where `kept`, there already."""
+
+    recipe: Recipe  # with its seed
+    stem: Path  # of the pair, without a suffix
+    kept: Result | None
+
+
+def reproduce(
+    experiment: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    data: Path | None = None,
+    *,
+    overwrite: bool = False,
+    hooks: Hooks = no_hooks,
+    say: Callable[[str], None] = say_nothing,
+) -> Iterator[Result]:
+    """Pre-train, compress, measure and keep each method with each seed, in `out/EXPERIMENT/METHOD/seed-N.sws` and
+    `.json`. Pairs that are there already are kept unless `overwrite`, and their results given as they are.
+
+    All that can be checked is checked before this returns; each step of the iterator then trains one.
+    """
+    device = torch.device(device)
+    recipes = [get_recipe(experiment, method) for method in dict.fromkeys(methods)]
+    _require_seeds(seeds)
+    folder = Path(out) / experiment
+    jobs = [_job(r.seeded(s, device.type == "cuda"), s, folder, overwrite) for s in seeds for r in recipes]
+    to_make = [job for job in jobs if not job.kept]
+    for task in {job.recipe.task for job in to_make}:
+        make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
+    for job in to_make:
+        _require_writable(job.stem.parent)
+    return _run(jobs, device, data, hooks, say)
+
+
+def _require_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds: expected whole numbers of at least 0, each once, got {list(seeds)}")
+
+
+def _job(recipe: Recipe, seed: int, folder: Path, overwrite: bool) -> Job:
+    stem = folder / recipe.method / f"seed-{seed}"
+    there = all(_file(stem, suffix).exists() for suffix in (SWS, JSON))
+    return Job(recipe, stem, Result.load(_file(stem, JSON)) if there and not overwrite else None)
+
+
+def _file(stem: Path, suffix: str) -> Path:
+    return stem.parent / (stem.name + suffix)
+
+
+def _require_writable(folder: Path) -> None:
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+    write_atomic(probe, b"")
+    probe.unlink()
+
+
+def _run(
+    jobs: Sequence[Job], device: torch.device, data: Path | None, hooks: Hooks, say: Callable[[str], None]
+) -> Iterator[Result]:
+    bench: _Bench | None = None
+    for job in jobs:
+        if job.kept:
+            say(_kept(job))
+            yield job.kept
+        else:
+            bench = bench or _Bench(job.recipe.experiment, device, data, hooks)
+            yield bench.make(job)
+
+
+def _kept(job: Job) -> str:
+    text = f"{_file(job.stem, SWS)} is there already and is kept"
+    changed = job.kept is not None and without_seed(job.kept.config) != without_seed(recorded_config(job.recipe))
+    return text + ("; its settings are not the recipe's of today: give --overwrite to make it anew" if changed else "")
+
+
+def recorded_config(recipe: Recipe) -> dict[str, Any]:
+    """What a result says of its making: the method's settings, the task's switches, the pre-training."""
+    task = {**dataclasses.asdict(recipe.task), "from_scratch": recipe.pretrain is None}
+    pretrain = recipe.pretrain and dataclasses.asdict(recipe.pretrain)
+    values: dict[str, Any] = json.loads(json.dumps({"task": task, "pretrain": pretrain}))  # lists, not tuples
+    return {**recipe.config.to_dict(), **values}
+
+
+class _Bench:
+    """Where one experiment is trained and measured. The pre-trained networks of the seed in hand are kept."""
+
+    def __init__(self, experiment: str, device: torch.device, data: Path | None, hooks: Hooks) -> None:
+        self.experiment, self.device, self.data, self.hooks = experiment, device, data, hooks
+        self.judge = make_task(experiment, "cpu", data=data)
+        self.seed: int | None = None
+        self.started: dict[Any, tuple[Task, float]] = {}
+
+    def make(self, job: Job) -> Result:
+        recipe, title = job.recipe, f"{job.recipe.method}, seed {job.recipe.config.seed}"
+        with _deterministic():
+            task, error_before = self.start(recipe)
+            compressed = run_method(task, recipe.config, self.hooks(title))
+            result = self.measure(task, compressed, recipe, error_before)
+        write_pair(job.stem, compressed.to_bytes(), result)
+        return result
+
+    def start(self, recipe: Recipe) -> tuple[Task, float]:
+        """The task, pre-trained if the recipe says so, and its network's error. No method changes that network."""
+        seed, key = recipe.config.seed, (recipe.task, recipe.pretrain)
+        if seed != self.seed:
+            self.seed, self.started = seed, {}
+        if key not in self.started:
+            task = make_task(self.experiment, self.device, seed, recipe.task, self.data)
+            task = dataclasses.replace(task, test=self.error_on_cpu)
+            if recipe.pretrain:
+                pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {seed}"))
+            self.started[key] = task, final_error(task, task.model)
+        return self.started[key]
+
+    def error_on_cpu(self, model: torch.nn.Module) -> float:
+        """There `softshare verify` measures; a GPU may differ by single images."""
+        return final_error(self.judge, copy.deepcopy(model).cpu())
+
+    def measure(self, task: Task, compressed: Compressed, recipe: Recipe, error_before: float) -> Result:
+        fresh = copy.deepcopy(self.judge.model).to(self.device)
+        result = measure(task, compressed, recipe.config, method=recipe.method, error_before=error_before, model=fresh)
+        decoded = decode(compressed.to_bytes(), like=fresh, max_bytes=None)
+        own = published_ratio(recipe.method, decoded)
+        return dataclasses.replace(result, config=recorded_config(recipe), published_ratio=own)
+
+
+def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> Compressed:
+    match config:
+        case DeepCompressionConfig():
+            return deep_compression(task, config, hooks)
+        case DnsConfig():
+            return dns(task, config, hooks)
+    return compress(task, config, hooks)
+
+
+def write_pair(stem: Path, file: bytes, result: Result) -> None:
+    """Both or neither: whole before either gets its name, and at no time is a file beside another's result."""
+    sws, json_ = _file(stem, SWS), _file(stem, JSON)
+    contents = {sws: file, json_: result.to_json().encode()}
+    ready = {path: path.parent / f".{path.name}.ready" for path in contents}
+    try:
+        for path, content in contents.items():
+            write_atomic(ready[path], content)
+        json_.unlink(missing_ok=True)
+        for path in contents:
+            os.replace(ready[path], path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {stem}: {error.strerror or error}") from error
+    finally:
+        for path in ready.values():
+            path.unlink(missing_ok=True)
+        if not json_.exists():
+            sws.unlink(missing_ok=True)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """The same seed shall give the same result on a GPU too."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
