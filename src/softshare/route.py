@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softshare.codec import check, decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.distill import distilled
 from softshare.errors import ConfigError
 from softshare.merge import merge
 from softshare.layer_priors import Prior, make_prior
@@ -52,6 +53,8 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
+    if config.retrain.distill:
+        task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = make_prior(task.model, config.prior)
     check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
