@@ -25,7 +25,7 @@ ROUTE = [
     ["kernels.choice"],
     ["kernels", "kernels.table_numba", "kernels.table_triton"],  # the last two are loaded by name, when chosen
     ["prior"],
-    ["hard"],
+    ["hard", "rate"],
     ["step"],
     ["retrain"],
     ["merge"],

@@ -80,6 +80,7 @@ class Rule:
 Mixtures = Literal["global", "layer"]
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
+Optimizer = Literal["adam", "sgd"]
 Backend = Literal["auto", "triton", "numba", "torch"]
 Method = Literal["auto", "exact", "table"]
 SampleSchedule = Literal["block", "random"]
@@ -93,31 +94,32 @@ Names = Literal["keep", "none"]
 class PriorConfig:
     """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
 
-    mixtures: Mixtures = option("global", "One 'global' mixture over all shared weights (the paper), or one per 'layer'.")
-    components: int = option(16, "Free components beside the zero component (paper 4.1: 16).")
+    mixtures: Mixtures = option(
+        "layer", "One 'global' mixture over all shared weights (the paper), or one per 'layer'."
+    )
+    components: int = option(4, "Free components of a mixture beside its zero component (paper 4.1: 16, global).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
     width: float | None = option(
-        None,
+        0.45,
         "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
         "('none': start at init_std and follow the hyper-priors).",
     )
     init_std: float | None = option(
-        0.01, "Start standard deviation of every component; 'none': the spacing of means evenly over the range."
+        None, "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range."
     )
     zero_mixing: float = option(
-        0.9999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
+        0.999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
     )
     mixing_prior: Beta | Dirichlet | None = option(
         None,
         "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
     )
     zero_precision_prior: Gamma | None = option(
-        Gamma.from_std(0.01, 70),
-        "Hyper-prior on the zero component's precision: 'alpha=A,beta=B', 'std=S,strength=K' or 'none'.",
+        Gamma(5000, 2),
+        "Without a width: hyper-prior on the zero component's precision, 'alpha=A,beta=B', 'std=S,strength=K' or "
+        "'none'.",
     )
-    free_precision_prior: Gamma | None = option(
-        Gamma.from_std(0.03, 1000), "Hyper-prior on the free components' precisions, likewise."
-    )
+    free_precision_prior: Gamma | None = option(Gamma(250, 0.1), "Likewise on the free components' precisions.")
     lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
     lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
     lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
@@ -156,16 +158,18 @@ class PriorConfig:
 class RetrainConfig:
     """Retraining under the prior."""
 
-    epochs: int = option(30, "Passes over the training data.")
+    epochs: int = option(40, "Passes over the training data.")
     tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
-    tau_warmup: float = option(0.5, "Share of the run over which tau rises linearly from 0.")
+    tau_warmup: float = option(0.8, "Share of the run over which tau rises linearly from 0.")
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
+    optimizer: Optimizer = option("adam", "Of all that is trained: 'adam', or 'sgd' with Nesterov momentum of 0.9.")
+    weight_decay: float = option(0.0, "Weight of half the sum of squares of all parameters in the loss.")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
     hard_from: float = option(
-        1.0, "Share of the run after which the network is trained on quantized weights (1: never)."
+        0.2, "Share of the run after which the network is trained on quantized weights (1: never)."
     )
     zeroing: float = option(
-        0.0,
+        0.3,
         "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
         "asks for their bits (0: none).",
     )
@@ -186,7 +190,10 @@ class RetrainConfig:
         _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
         for name in ("hard_from", "distill"):
             _require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
-        _require(0 <= self.zeroing < math.inf, "zeroing", "a number of at least 0", self.zeroing)
+        for name in ("zeroing", "weight_decay"):
+            _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
+        if self.zeroing and self.optimizer != "adam":
+            raise ConfigError("zeroing: takes the curvature from Adam; leave optimizer at 'adam', or zeroing at 0")
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
@@ -244,10 +251,10 @@ class EncodeConfig:
 class CompressConfig:
     """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
 
-    Where the defaults part from the paper: a larger tau, warmed up over half of the run; free components held at a
-    width of 0.03 by a strong hyper-prior, while the zero component is left to tighten; learning rates that a cosine
-    brings to 0; components that start narrow, so that a short run does not end with them still broad. docs/math.md
-    says why.
+    Where the defaults part from the paper: a mixture of few components for each layer, their widths held relative to
+    the layer's own weights; a larger tau, warmed up over most of the run; learning rates that a cosine brings to 0;
+    and after a fifth of the run a hard phase, on quantized weights, in which those not worth their bits are zeroed.
+    docs/math.md says why.
     """
 
     prior: PriorConfig = field(default_factory=PriorConfig)
@@ -264,6 +271,9 @@ class CompressConfig:
         """Section 4.1 with the hyper-priors of the authors' released code; 40 epochs, as in 6.2."""
         return cls(
             prior=PriorConfig(
+                mixtures="global",
+                components=16,
+                width=None,
                 init_std=0.25,
                 zero_mixing=0.999,
                 zero_precision_prior=Gamma(5000, 2),
@@ -272,7 +282,9 @@ class CompressConfig:
                 lr_log_vars=5e-4,
                 lr_mixing=5e-4,
             ),
-            retrain=RetrainConfig(epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant"),
+            retrain=RetrainConfig(
+                epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant", hard_from=1.0, zeroing=0.0
+            ),
             simplify=SimplifyConfig(symmetries=False),
         )
 

@@ -13,18 +13,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from softshare.layer_priors import Prior
+from softshare.prior import MixturePrior
 
 
 @contextmanager
-def quantized(prior: Prior) -> Iterator[list[Tensor]]:
+def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
     """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
     kept = [w.detach().clone() for w in prior.view.tensors]
     assigned = []
     with torch.no_grad():
-        for part in prior.parts:
-            mixture = part.mixture()
-            for w in part.view.tensors:
+        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+            for w in part.tensors:
                 assigned.append(mixture.assign(w))
                 w.copy_(mixture.mean[assigned[-1]].view_as(w))
     try:
@@ -36,24 +35,25 @@ def quantized(prior: Prior) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def add_mean_gradients_(prior: Prior, assigned: Sequence[Tensor]) -> None:
+def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None:
     """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
-    components = iter(assigned)
+    components, n = iter(assigned), prior.means.shape[1] + 1
+    sums = []
     for part in prior.parts:
-        sums = part.means.new_zeros(len(part.means) + 1)
-        for w in part.view.tensors:
-            index = next(components)
-            if w.grad is not None:
-                sums += _sums(index, w.grad.reshape(-1), len(sums))
-        part.means.grad = sums[1:] if part.means.grad is None else part.means.grad + sums[1:]
+        sums.append(torch.stack([_sums(next(components), w.grad, n) for w in part.tensors]).sum(0))
+    gradient = torch.stack(sums)[:, 1:].contiguous()
+    prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient
 
 
 def _sums(
     index: Tensor,  # (m,) in [0, n)
-    values: Tensor,  # (m,)
+    values: Tensor | None,  # of m elements; None: zeros
     n: int,
 ) -> Tensor:  # (n,)
     """Of the values of each index, in a fixed order: atomic adds would round differently each time."""
+    if values is None:
+        return torch.zeros(n, device=index.device)
+    values = values.reshape(-1)
     if index.device.type == "cpu":
         return torch.bincount(index, values.double(), n).to(values.dtype)
     return ((index == torch.arange(n, device=index.device)[:, None]) * values).sum(1)

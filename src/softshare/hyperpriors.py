@@ -78,10 +78,10 @@ class Beta:
 
     def neg_log_density(
         self,
-        log_mixing: Tensor,  # (J + 1,), the zero component first
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
     ) -> Tensor:
-        log_free = torch.logsumexp(log_mixing[1:], 0)
-        return -(self.alpha - 1) * log_mixing[0] - (self.beta - 1) * log_free
+        log_free = torch.logsumexp(log_mixing[..., 1:], -1)
+        return (-(self.alpha - 1) * log_mixing[..., 0] - (self.beta - 1) * log_free).sum()
 
     def __str__(self) -> str:
         return f"alpha={self.alpha:g},beta={self.beta:g}"
@@ -99,9 +99,9 @@ class Dirichlet:
 
     def neg_log_density(
         self,
-        log_mixing: Tensor,  # (J + 1,), the zero component first
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
     ) -> Tensor:
-        return -(self.zero - 1) * log_mixing[0] - (self.free - 1) * log_mixing[1:].sum()
+        return -(self.zero - 1) * log_mixing[..., 0].sum() - (self.free - 1) * log_mixing[..., 1:].sum()
 
     def __str__(self) -> str:
         return f"zero={self.zero:g},free={self.free:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,127 +74,137 @@ class Mixture:
 
 
 class MixturePrior(nn.Module):
-    """One mixture's parameters and its loss. The model's own parameters are read, never registered here.
+    """The parameters of the mixture over all shared weights, or of one for each layer, and their loss.
 
-    It is over all shared weights, or over those named. (`LayerPriors` has a mixture for every layer.)
+    The model's own parameters are read, never registered here.
     """
 
-    def __init__(
-        self, model: nn.Module, config: PriorConfig | None = None, names: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
-        self._names = names
-        self.view = self.current_view()
-        if names is None:
-            self.view.check()
-        weights = self.view.gather()
-        low, high = self.view.range()
-        spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # one layer may be all alike
-        std = config.init_std if config.init_std is not None else spacing
-        self._precision_priors = (config.zero_precision_prior, config.free_precision_prior)
-        if config.width is not None:
-            std = config.width * (float(weights.double().square().mean().sqrt()) or 1.0)
-            self._precision_priors = (Gamma.from_std(std, HELD),) * 2
-        as_tensor = weights.new_full
-        self.means = nn.Parameter(_initial_means(weights, low, high, config))
-        self.log_vars = nn.Parameter(as_tensor((config.components + 1,), 2 * math.log(std)))
-        self.mixing_logits = nn.Parameter(as_tensor((config.components,), 0.0))
-        zero_logit = as_tensor((), math.log(config.zero_mixing / (1 - config.zero_mixing)))
-        self.zero_logit: Tensor
+        view = self.current_view()
+        view.check()
+        names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
+        self.parts = tuple(view.only(of_one) for of_one in names)  # the weights of each mixture
+        self.view = WeightView(tuple(s for part in self.parts for s in part.shared), {}, {})  # in the same order
+        dtype = view.gather().dtype
+        means = [_initial_means(part, config).to(dtype) for part in self.parts]
+        self.means = nn.Parameter(torch.stack(means))  # (parts, J)
+        stds = [_initial_std(part, config) for part in self.parts]
+        log_vars = self.means.new_tensor([[2 * math.log(std)] for std in stds])
+        self.log_vars = nn.Parameter(log_vars.repeat(1, config.components + 1))  # (parts, J + 1)
+        if config.width is None:
+            self._precision_priors = (config.zero_precision_prior, config.free_precision_prior)
+        else:
+            self._precision_priors = (Gamma.from_std(1.0, HELD),) * 2
+            self.register_buffer("_log_held", log_vars, persistent=False)
+        self._log_held: Tensor  # (parts, 1), the log-variances at which a width holds them
+        self.mixing_logits = nn.Parameter(torch.zeros_like(self.means))  # (parts, J)
+        odds = math.log(config.zero_mixing / (1 - config.zero_mixing))
+        zero_logit = self.means.new_full((len(self.parts),), odds)
+        self.zero_logit: Tensor  # (parts,)
         if config.mixing_prior is None:
             self.register_buffer("zero_logit", zero_logit)
         else:
             self.zero_logit = nn.Parameter(zero_logit)
-        self.reach: float | None = None  # of the table; None: the exact sweep
+        self.reaches: list[float | None] = [None] * len(self.parts)  # of the tables; None: the exact sweep
         self._steps = 0
         self.choose_method()
 
     def choose_method(self) -> None:
-        """Look at weights and mixture, and choose between the table and the exact sweep; makes a GPU wait.
+        """Look at weights and mixtures, and choose between the table and the exact sweep; makes a GPU wait.
 
         Training does so by itself: every `LOOK_EVERY` steps that are not replayed from a graph, and `retrain_` before
         each epoch. A table that does not resolve the mixture is refused before training; later 'auto' leaves it, and
         'table' keeps it, coarser.
         """
+        with torch.no_grad():
+            mixtures = self.mixtures()
+        self.reaches = [self._reach(part, m) for part, m in zip(self.parts, mixtures, strict=True)]
+
+    def _reach(self, part: WeightView, mixture: Mixture) -> float | None:
         wanted = self.config.method
-        if wanted == "exact" or (wanted == "auto" and not self._table_is_faster()):
-            self.reach = None
-            return
-        largest = max(abs(end) for end in self.view.range())
+        if wanted == "exact" or (wanted == "auto" and not self._table_is_faster(part)):
+            return None
+        largest = max(abs(end) for end in part.range())
         if not largest < LARGEST:  # or not finite: the loss will say so
-            self.reach = None
-            return
+            return None
         reach = reach_of(largest)
         find_sweep(self.means, self.config.backend, reach)  # what is not available is better known now
-        with torch.no_grad():
-            points = n_points(self.mixture().mean, self.log_vars, reach)
+        points = n_points(mixture.mean, mixture.log_var, reach)
         if points > CAPACITY and wanted == "table" and self._steps == 0:
             raise ConfigError(
                 f"method 'table': this mixture needs at least {points} points, more than {CAPACITY}, to resolve its "
                 "narrowest component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
             )
-        self.reach = reach if points <= CAPACITY or wanted == "table" else None
+        return reach if points <= CAPACITY or wanted == "table" else None
 
-    def _table_is_faster(self) -> bool:
+    def _table_is_faster(self, part: WeightView) -> bool:
         here = available_backends(self.means)
         backend = here[0] if self.config.backend == "auto" else self.config.backend
-        size = self.view.n_weights // self.config.sample_one_in * len(self.log_vars)
+        size = part.n_weights // self.config.sample_one_in * (self.config.components + 1)
         return backend != "torch" and backend in here and size >= TABLE_FROM[self.means.device.type]
 
     def current_view(self) -> WeightView:
         """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
-        view = WeightView.of(self._model[0], self.config.rules)
-        return view if self._names is None else view.only(self._names)
+        return WeightView.of(self._model[0], self.config.rules)
 
-    @property
-    def parts(self) -> Sequence[MixturePrior]:
-        """The mixtures, each with its view: this one."""
-        return (self,)
-
-    @property
-    def way(self) -> Any:
-        """In which way training computes the prior now; a captured step is captured again where it changes."""
-        return self.reach
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """The normalized mixture of each part, differentiable: the only way from parameters to densities."""
+        parameters = self._normalized()
+        return tuple(Mixture(*(p[k] for p in parameters)) for k in range(len(self.parts)))
 
     def mixture(self) -> Mixture:
-        """The normalized mixture, differentiable: the only way from parameters to densities."""
-        log_free = F.logsigmoid(-self.zero_logit) + torch.log_softmax(self.mixing_logits, 0)
-        return Mixture(
-            log_mixing=torch.cat([F.logsigmoid(self.zero_logit)[None], log_free]),
-            mean=torch.cat([self.means.new_zeros(1), self.means]),
-            log_var=self.log_vars + 0,  # a copy: a Mixture does not change when training goes on
+        """The mixture, where there is one for all weights."""
+        if len(self.parts) > 1:
+            raise ConfigError(f"mixture: this prior has one for each of {len(self.parts)} layers; see mixtures()")
+        return self.mixtures()[0]
+
+    def _normalized(self) -> tuple[Tensor, Tensor, Tensor]:  # (parts, J + 1) each
+        """Log-mixings, means and log-variances of all components."""
+        log_free = F.logsigmoid(-self.zero_logit)[:, None] + torch.log_softmax(self.mixing_logits, 1)
+        return (
+            torch.cat([F.logsigmoid(self.zero_logit)[:, None], log_free], 1),
+            F.pad(self.means, (1, 0)),
+            self.log_vars + 0,  # a copy: a Mixture does not change when training goes on
         )
 
     def neg_log_prior(self) -> Tensor:
-        """-log p(w, theta) in nats, a 0-d tensor: the mixture on all shared weights, plus the hyper-priors.
+        """-log p(w, theta) in nats, a 0-d tensor: the mixtures on all shared weights, plus the hyper-priors.
 
         The hyper-priors are without their constants, which no gradient sees. Under `torch.no_grad` it is exact and on
         all weights, whatever the method and the sample.
         """
-        mixture = self.mixture()
-        sweep = self._training_sweep() if torch.is_grad_enabled() else find_sweep(self.means, self.config.backend)
-        loss = mixture_nll(sweep, self.view.tensors, mixture.log_mixing, mixture.mean, mixture.log_var)
-        return loss + self._hyper_priors(mixture)
+        log_mixing, mean, log_var = self._normalized()
+        exact = [find_sweep(self.means, self.config.backend)] * len(self.parts)
+        sweeps = self._training_sweeps() if torch.is_grad_enabled() else exact
+        losses = [
+            mixture_nll(sweep, part.tensors, log_mixing[k], mean[k], log_var[k])
+            for k, (part, sweep) in enumerate(zip(self.parts, sweeps, strict=True))
+        ]
+        return torch.stack(losses).sum() + self._hyper_priors(log_mixing, log_var)
 
-    def _hyper_priors(self, mixture: Mixture) -> Tensor:
-        loss = mixture.mean.new_zeros(())
-        zero, free = self._precision_priors
-        if zero is not None:
-            loss = loss + zero.neg_log_density(mixture.log_var[:1])
-        if free is not None:
-            loss = loss + free.neg_log_density(mixture.log_var[1:])
+    def _hyper_priors(
+        self,
+        log_mixing: Tensor,  # (parts, J + 1)
+        log_var: Tensor,  # (parts, J + 1)
+    ) -> Tensor:  # 0-d
+        loss = log_mixing.new_zeros(())
+        held = log_var if self.config.width is None else log_var - self._log_held
+        for precision_prior, own in zip(self._precision_priors, (held[:, :1], held[:, 1:]), strict=True):
+            if precision_prior is not None:
+                loss = loss + precision_prior.neg_log_density(own)
         if self.config.mixing_prior is not None:
-            loss = loss + self.config.mixing_prior.neg_log_density(mixture.log_mixing)
+            loss = loss + self.config.mixing_prior.neg_log_density(log_mixing)
         return loss
 
-    def _training_sweep(self) -> Sweep:
+    def _training_sweeps(self) -> list[Sweep]:
         self._steps += 1
         if self._steps % LOOK_EVERY == 0 and not _capturing():
             self.choose_method()
-        sweep = find_sweep(self.means, self.config.backend, self.reach)
-        return sampled(sweep, self.config.sample_one_in, self.config.sample_schedule)
+        one_in, schedule = self.config.sample_one_in, self.config.sample_schedule
+        return [sampled(find_sweep(self.means, self.config.backend, r), one_in, schedule) for r in self.reaches]
 
     def loss(self, tau: float, n_examples: int) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
@@ -210,25 +220,29 @@ class MixturePrior(nn.Module):
     def add_scaled_gradients_(
         self,
         scale: Tensor,  # 0-d
-        weight_grads: Sequence[Tensor] | None = None,  # to add to instead of the weights' own
+        weight_grads: Sequence[Tensor] | None = None,  # to add to instead of the weights' own, in the order of `view`
     ) -> Tensor:  # 0-d
         """The same with tau / N in a tensor, as a captured step needs it."""
-        mixture, weights = self.mixture(), self.view.tensors
+        weights = self.view.tensors
         if weight_grads is None:
             for w in weights:
                 if w.grad is None and w.requires_grad:
                     w.grad = torch.zeros_like(w)
             weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-        parameters = (mixture.log_mixing, mixture.mean, mixture.log_var)
-        loss, mixture_grads = mixture_nll_grad_(
-            self._training_sweep(), weights, weight_grads, *parameters, scale, together=self.config.sample_one_in == 1
-        )
-        hyper = self._hyper_priors(mixture)
-        pushed = [(p, g) for p, g in zip(parameters, scale * mixture_grads, strict=True) if p.requires_grad]
+        parameters = self._normalized()
+        remaining, results = iter(weight_grads), []
+        for k, (part, sweep) in enumerate(zip(self.parts, self._training_sweeps(), strict=True)):
+            own = [next(remaining) for _ in part.shared]
+            log_mixing, mean, log_var = (p[k] for p in parameters)
+            together = self.config.sample_one_in == 1
+            results.append(mixture_nll_grad_(sweep, part.tensors, own, log_mixing, mean, log_var, scale, together))
+        grads = torch.stack([grad for _, grad in results], 1)  # (3, parts, J + 1)
+        hyper = self._hyper_priors(parameters[0], parameters[2])
+        pushed = [(p, g) for p, g in zip(parameters, scale * grads, strict=True) if p.requires_grad]
         if hyper.requires_grad:
             pushed.append((hyper, scale))
         torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
-        return scale * (loss + hyper.detach())
+        return scale * (torch.stack([loss for loss, _ in results]).sum() + hyper.detach())
 
     def param_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""
@@ -258,14 +272,18 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _initial_means(
-    weights: Tensor,  # (N,)
-    low: float,
-    high: float,
-    config: PriorConfig,
-) -> Tensor:  # (components,)
+def _initial_std(view: WeightView, config: PriorConfig) -> float:
+    if config.width is not None:
+        return config.width * (float(view.gather().double().square().mean().sqrt()) or 1.0)
+    low, high = view.range()
+    spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # a layer's weights may be all alike
+    return config.init_std if config.init_std is not None else spacing
+
+
+def _initial_means(view: WeightView, config: PriorConfig) -> Tensor:  # (components,)
+    weights = view.gather()
     if config.init == "range":
-        return torch.linspace(low, high, config.components, dtype=weights.dtype, device=weights.device)
+        return torch.linspace(*view.range(), config.components, dtype=weights.dtype, device=weights.device)
     sample = weights[:: math.ceil(len(weights) / 2**20)]  # torch.quantile takes no more than 2^24
     centres = (torch.arange(config.components, dtype=weights.dtype, device=weights.device) + 0.5) / config.components
     return torch.quantile(sample, centres)

@@ -12,20 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from softshare.layer_priors import Prior
+from softshare.prior import MixturePrior
 
 
 @torch.no_grad()
 def zero_cheap_(
-    prior: Prior,
+    prior: MixturePrior,
     curvatures: Sequence[Tensor],  # of the mean loss, one for each tensor of `prior.view`, in its shape
     price: float,  # of a bit, in nats of mean loss
 ) -> None:
     """Set to 0 every weight whose value is not worth its bits."""
     curvature = iter(curvatures)
-    for part in prior.parts:
-        mixture = part.mixture()
-        for w in part.view.tensors:
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        for w in part.tensors:
             index = mixture.assign(w)
             cost = 0.5 * next(curvature) * mixture.mean[index].view_as(w) ** 2
             w.masked_fill_(cost < price * bits_saved(index.view_as(w), len(mixture)), 0.0)

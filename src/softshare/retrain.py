@@ -16,7 +16,7 @@ from torch import nn
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.hard import quantized
-from softshare.layer_priors import Prior
+from softshare.prior import MixturePrior
 from softshare.rate import zero_cheap_
 from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
@@ -54,7 +54,7 @@ class Hook:
 
 def retrain_(
     task: Task,
-    prior: Prior | None,
+    prior: MixturePrior | None,
     config: RetrainConfig,
     hooks: Sequence[Hook] = (),
     latent: Latent | None = None,
@@ -66,7 +66,7 @@ def retrain_(
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
-    run_step = (CapturedStep if config.capture else Step)(task, prior, config.lr_weights, latent)
+    run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     steps = _length(task.train)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
@@ -95,7 +95,7 @@ def retrain_(
 
 def _train_epoch(
     task: Task,
-    prior: Prior | None,
+    prior: MixturePrior | None,
     run_step: Step,
     config: RetrainConfig,
     epoch: int,
@@ -135,7 +135,7 @@ def _train_epoch(
 
 
 def _record(
-    task: Task, prior: Prior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
+    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
 ) -> EpochRecord:
     task.model.eval()
     with torch.no_grad():
@@ -145,14 +145,14 @@ def _record(
             return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
         prior_loss = float(prior.neg_log_prior())
         _require_finite("-log p(w, theta)", prior_loss)
-        bits, alive, density = 0.0, 0, {}
-        for part in prior.parts:
-            mixture = part.mixture()
-            counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.view.tensors])
+        bits, alive = 0.0, 0
+        density: dict[str, float] = {}
+        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+            counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
             bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
             alive += int((counts.sum(0) > 0).sum())
             shares = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()
-            density |= {s.name: share for s, share in zip(part.view.shared, shares, strict=True)}
+            density |= {s.name: share for s, share in zip(part.shared, shares, strict=True)}
         return EpochRecord(
             epoch=epoch,
             seconds=seconds,
@@ -178,11 +178,11 @@ def _length(batches: Iterable[Any]) -> int | None:
         return None
 
 
-def _state(task: Task, prior: Prior | None) -> tuple[Any, Any]:
+def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
     return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
 
 
-def _restore(task: Task, prior: Prior | None, state: tuple[Any, Any]) -> None:
+def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> None:
     task.model.load_state_dict(state[0])
     if prior:
         prior.load_state_dict(state[1])

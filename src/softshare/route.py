@@ -15,8 +15,7 @@ from softshare.config import CompressConfig, EncodeConfig, MergeConfig
 from softshare.distill import distilled
 from softshare.errors import ConfigError
 from softshare.merge import merge
-from softshare.layer_priors import Prior, make_prior
-from softshare.prior import Mixture
+from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedWeights, quantize
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.symmetries import simplify
@@ -56,7 +55,7 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     if config.retrain.distill:
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
-    prior = make_prior(task.model, config.prior)
+    prior = MixturePrior(task.model, config.prior)
     check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
     history = retrain_(task, prior, config.retrain, hooks)
     compressed = quantize_prior(prior, config.merge)
@@ -66,9 +65,10 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     return dataclasses.replace(compressed, history=history, config=config.encode)
 
 
-def quantize_prior(prior: Prior, config: MergeConfig) -> Compressed:
+def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
     """Merge, then quantize."""
-    view, mixtures = prior.current_view(), {}
-    for part in prior.parts:
-        mixtures |= dict.fromkeys((s.name for s in part.view.shared), merge(part.mixture(), config))
+    view = prior.current_view()
+    mixtures: dict[str, Mixture] = {}
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        mixtures |= dict.fromkeys((s.name for s in part.shared), merge(mixture, config))
     return Compressed(quantize(view, mixtures), mixtures, view.state_dict())

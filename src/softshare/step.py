@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.hard import add_mean_gradients_, quantized
-from softshare.layer_priors import Prior
+from softshare.prior import MixturePrior
 from softshare.task import Task
 
 SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
@@ -44,17 +45,25 @@ class Step:
     No GPU has to wait, but in the first one and where the prior looks at its method.
     """
 
-    def __init__(self, task: Task, prior: Prior | None, lr_weights: float, latent: Latent | None = None) -> None:
-        self.task, self.prior, self.latent = task, prior, latent or Latent()
-        self._scale = torch.zeros((), device=_device(task), dtype=prior.parts[0].means.dtype if prior else None)
-        groups = [{"params": self.latent.parameters(task.model), "lr": lr_weights}]
+    _captured = False
+
+    def __init__(
+        self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
+    ) -> None:
+        self.task, self.prior, self.latent, self.config = task, prior, latent or Latent(), config
+        self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
+        parameters = self.latent.parameters(task.model)
+        groups = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
 
-    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
-        return torch.optim.Adam(groups, fused=_device(self.task).type in ("cpu", "cuda"))
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        fused = _device(self.task).type in ("cpu", "cuda")
+        if self.config.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=fused)
+        return torch.optim.Adam(groups, fused=fused, capturable=self._captured)
 
     def set(self, tau: float, decay: float) -> None:
         """The prior's weight, and what all learning rates are multiplied by, from now on."""
@@ -105,7 +114,7 @@ class Step:
     def _start_prior(self) -> None:
         """What of the prior can be done beside the network."""
 
-    def _add_prior(self, prior: Prior) -> Tensor:
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
         return prior.add_scaled_gradients_(self._scale)
 
     def _check(self, task_loss: Tensor) -> None:
@@ -125,26 +134,30 @@ def _device(task: Task) -> torch.device:
 class CapturedStep(Step):
     """The same step: the first few as they are, then replayed from one graph for every shape of batch."""
 
-    def __init__(self, task: Task, prior: Prior | None, lr_weights: float, latent: Latent | None = None) -> None:
+    _captured = True
+
+    def __init__(
+        self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
+    ) -> None:
         if _device(task).type != "cuda":
             raise ConfigError(f"capture: the network must be on a CUDA GPU, but it is on {_device(task)}")
         if prior and prior.config.sample_one_in > 1:
             raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
-        super().__init__(task, prior, lr_weights, latent)
+        super().__init__(task, prior, config, latent)
         self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
         self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
         self._own_grads: list[Tensor] = []
         self._graphs: dict[Any, _Graph] = {}
         self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
-        self._way = (prior.way if prior else None, self.hard)
+        self._way = (list(prior.reaches) if prior else None, self.hard)
 
-    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
-        groups = [{**group, "lr": torch.tensor(group["lr"], device=_device(self.task))} for group in groups]
-        return torch.optim.Adam(groups, fused=True, capturable=True)
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        device = _device(self.task)
+        return super()._make_optimizer([{**g, "lr": torch.tensor(g["lr"], device=device)} for g in groups])
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What it returns is overwritten by the next call."""
-        way = (self.prior.way if self.prior else None, self.hard)
+        way = (list(self.prior.reaches) if self.prior else None, self.hard)
         if way != self._way:  # another step now
             self._graphs.clear()
             self._runs.clear()
@@ -170,7 +183,7 @@ class CapturedStep(Step):
                 self._own_grads = [torch.zeros_like(w) for w in self.prior.view.tensors]
                 self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
 
-    def _add_prior(self, prior: Prior) -> Tensor:
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
         if self.hard or not self._side_by_side:
             return super()._add_prior(prior)
         torch.cuda.current_stream().wait_stream(self._side)

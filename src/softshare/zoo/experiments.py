@@ -54,7 +54,7 @@ class Experiment:
     make_model: Callable[[], nn.Module]
     batch_size: int
     pretrain: RetrainConfig
-    compress: CompressConfig  # thousands of steps: time enough for components that start broad to tighten
+    compress: CompressConfig
     paper: PaperRow
     augmentation: Augmentation = Augmentation(shift=2)
     always_augmented: bool = False  # as in the paper, whatever TaskConfig.augment says
@@ -70,7 +70,7 @@ EXPERIMENTS = {
             make_model=LeNet300100,
             batch_size=256,
             pretrain=RetrainConfig(epochs=15, lr_weights=4e-3),
-            compress=CompressConfig().override(lr_weights=5e-3, init_std=None),
+            compress=CompressConfig(),
             paper=PaperRow(1.89, 1.94, 4.3, 64),
         ),
         Experiment(
@@ -79,7 +79,7 @@ EXPERIMENTS = {
             make_model=LeNet5Caffe,
             batch_size=256,
             pretrain=RetrainConfig(epochs=10, lr_weights=2e-3),
-            compress=CompressConfig().override(lr_weights=3e-3, init_std=None),
+            compress=CompressConfig(),
             paper=PaperRow(0.88, 0.97, 0.5, 162),
         ),
         Experiment(
@@ -87,8 +87,8 @@ EXPERIMENTS = {
             dataset="CIFAR-10",
             make_model=WRN164,
             batch_size=128,
-            pretrain=RetrainConfig(epochs=100, lr_weights=1e-3),
-            compress=CompressConfig().override(components=64, init_std=None),  # 6.3
+            pretrain=RetrainConfig(epochs=100, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
+            compress=CompressConfig().override(rest_dtype="float16"),
             paper=PaperRow(6.48, 8.50, 6.6, 45),
             augmentation=Augmentation(shift=4, mirror=True),
             always_augmented=True,
