@@ -243,7 +243,11 @@ def reproduce(
     folder: Annotated[
         Path, typer.Option("--out", help="Folder for EXPERIMENT/METHOD/seed-N.sws and, beside it, .json.")
     ] = Path("results"),
-    data: Annotated[Path | None, typer.Option(help="Folder of the data that the package does not hold.")] = None,
+    data: DataOption = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Take pre-trained networks from here, and keep new ones here."),
+    ] = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -260,6 +264,7 @@ def reproduce(
         folder,
         _device(device),
         data,
+        checkpoints=checkpoints,
         overwrite=overwrite,
         hooks=lambda title: [ProgressBar(title)],
         say=_say,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,10 @@ from softshare.files import write_atomic
 from softshare.results import without_seed
 from softshare.retrain import Hook
 from softshare.route import Compressed, compress
+from softshare.runs import load_checkpoint, save_checkpoint
 from softshare.task import Task
 from softshare.verify import JSON, SWS
+from softshare.weights import load_state_
 from softshare.zoo.experiments import make_task, pretrain_
 from softshare.zoo.recipes import MethodConfig, Recipe, get_recipe
 
@@ -54,12 +57,14 @@ def reproduce(
     device: torch.device | str = "cpu",
     data: Path | None = None,
     *,
+    checkpoints: Path | None = None,
     overwrite: bool = False,
     hooks: Hooks = no_hooks,
     say: Callable[[str], None] = say_nothing,
 ) -> Iterator[Result]:
     """Pre-train, compress, measure and keep each method with each seed, in `out/EXPERIMENT/METHOD/seed-N.sws` and
-    `.json`. Pairs that are there already are kept unless `overwrite`, and their results given as they are.
+    `.json`. Pairs that are there already are kept unless `overwrite`, and their results given as they are. Pre-trained
+    networks are taken from the folder `checkpoints`, if given, and those that are not there yet are kept there.
 
     All that can be checked is checked before this returns; each step of the iterator then trains one.
     """
@@ -73,7 +78,7 @@ def reproduce(
         make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
     for job in to_make:
         _require_writable(job.stem.parent)
-    return _run(jobs, device, data, hooks, say)
+    return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
 
 
 def _require_seeds(seeds: Sequence[int]) -> None:
@@ -101,16 +106,14 @@ def _require_writable(folder: Path) -> None:
     probe.unlink()
 
 
-def _run(
-    jobs: Sequence[Job], device: torch.device, data: Path | None, hooks: Hooks, say: Callable[[str], None]
-) -> Iterator[Result]:
+def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[str], None]) -> Iterator[Result]:
     bench: _Bench | None = None
     for job in jobs:
         if job.kept:
             say(_kept(job))
             yield job.kept
         else:
-            bench = bench or _Bench(job.recipe.experiment, device, data, hooks)
+            bench = bench or make_bench()
             yield bench.make(job)
 
 
@@ -128,11 +131,21 @@ def recorded_config(recipe: Recipe) -> dict[str, Any]:
     return {**recipe.config.to_dict(), **values}
 
 
+def checkpoint_name(recipe: Recipe) -> str:
+    """Of the pre-trained network: recipes that pre-train alike, seed and all, have the same."""
+    pretrain = recipe.pretrain and dataclasses.replace(recipe.pretrain, capture=False)
+    digest = hashlib.sha256(repr((recipe.task, pretrain)).encode()).hexdigest()[:8]
+    return f"{recipe.experiment}-seed-{recipe.config.seed}-{digest}.safetensors"
+
+
 class _Bench:
     """Where one experiment is trained and measured. The pre-trained networks of the seed in hand are kept."""
 
-    def __init__(self, experiment: str, device: torch.device, data: Path | None, hooks: Hooks) -> None:
+    def __init__(
+        self, experiment: str, device: torch.device, data: Path | None, checkpoints: Path | None, hooks: Hooks
+    ) -> None:
         self.experiment, self.device, self.data, self.hooks = experiment, device, data, hooks
+        self.checkpoints = checkpoints
         self.judge = make_task(experiment, "cpu", data=data)
         self.seed: int | None = None
         self.started: dict[Any, tuple[Task, float]] = {}
@@ -154,10 +167,21 @@ class _Bench:
         if key not in self.started:
             task = make_task(self.experiment, self.device, seed, recipe.task, self.data)
             task = dataclasses.replace(task, test=self.error_on_cpu)
-            if recipe.pretrain:
-                pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {seed}"))
+            self.pretrain_(task, recipe)
             self.started[key] = task, final_error(task, task.model)
         return self.started[key]
+
+    def pretrain_(self, task: Task, recipe: Recipe) -> None:
+        if recipe.pretrain is None:
+            return
+        file = self.checkpoints and self.checkpoints / checkpoint_name(recipe)
+        if file and file.exists():
+            load_state_(task.model, load_checkpoint(file), str(file))
+            return
+        pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"))
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(file, task.model.state_dict())
 
     def error_on_cpu(self, model: torch.nn.Module) -> float:
         """There `softshare verify` measures; a GPU may differ by single images."""
