@@ -95,7 +95,7 @@ class PriorConfig:
     """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
 
     mixtures: Mixtures = option(
-        "layer", "One 'global' mixture over all shared weights (the paper), or one per 'layer'."
+        "layer", "A mixture for each 'layer', or one 'global' one over all weights (the paper)."
     )
     components: int = option(4, "Free components of a mixture beside its zero component (paper 4.1: 16, global).")
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
@@ -192,8 +192,6 @@ class RetrainConfig:
             _require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
         for name in ("zeroing", "weight_decay"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
-        if self.zeroing and self.optimizer != "adam":
-            raise ConfigError("zeroing: takes the curvature from Adam; leave optimizer at 'adam', or zeroing at 0")
         _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 

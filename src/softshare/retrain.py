@@ -66,6 +66,8 @@ def retrain_(
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
+    if prior and config.zeroing and config.hard_from < 1 and config.optimizer != "adam":
+        raise ConfigError("zeroing: takes the curvature from Adam; leave optimizer at 'adam', or set zeroing to 0")
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     steps = _length(task.train)
     history: list[EpochRecord] = []
@@ -105,8 +107,7 @@ def _train_epoch(
     task.model.train()
     if prior:
         prior.choose_method()
-    device = next(task.model.parameters()).device
-    task_sum, loss_sum = torch.zeros(2, device=device)
+    run_step.sums.zero_()
     step, tau = 0, 0.0
     for step, batch in enumerate(task.train, start=1):
         progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
@@ -114,24 +115,22 @@ def _train_epoch(
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
         run_step.set(tau, decay)
         run_step.hard = progress >= config.hard_from
-        task_loss, loss = run_step(batch)
-        task_sum += task_loss
-        loss_sum += loss
+        run_step(batch)
         if step % CHECK_EVERY == 0:
-            _require_finite("the loss", float(loss_sum))
+            _require_finite("the loss", float(run_step.sums[1]))
         for hook in hooks:
             hook.on_step(epoch, step)
     if step == 0:
         again = "" if epoch == 1 else f" in epoch {epoch}: it must give its batches anew each time it is iterated"
         raise ConfigError(f"Task.train gave no batch{again}")
-    _require_finite("the loss", float(loss_sum))
+    _require_finite("the loss", float(run_step.sums[1]))
     for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and config.zeroing:
         price = config.zeroing * tau / task.n_examples * math.log(2)
         zero_cheap_(prior, run_step.curvatures(task.n_examples / step), price)
-    return float(task_sum) / step, tau, step
+    return float(run_step.sums[0]) / step, tau, step
 
 
 def _record(

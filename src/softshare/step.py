@@ -56,6 +56,7 @@ class Step:
         groups = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
         self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.sums = torch.zeros(2, device=_device(task))  # of the losses that the steps return, until set to 0
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
 
@@ -68,11 +69,11 @@ class Step:
     def set(self, tau: float, decay: float) -> None:
         """The prior's weight, and what all learning rates are multiplied by, from now on."""
         self._scale.fill_(tau / self.task.n_examples)
-        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(base * decay)
-            else:
-                group["lr"] = base * decay
+        self._set_rates([base * decay for base in self._base_rates])
+
+    def _set_rates(self, rates: list[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """The task loss, and that of task and prior."""
@@ -91,6 +92,7 @@ class Step:
         self.latent.pull_()
         self.optimizer.step()
         self.latent.push_()
+        self.sums += torch.stack([task_loss, loss])
         return task_loss, loss
 
     def curvatures(self, batch_size: float) -> list[Tensor]:
@@ -152,8 +154,11 @@ class CapturedStep(Step):
         self._way = (list(prior.reaches) if prior else None, self.hard)
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        device = _device(self.task)
-        return super()._make_optimizer([{**g, "lr": torch.tensor(g["lr"], device=device)} for g in groups])
+        self._rates = torch.tensor([g["lr"] for g in groups], device=_device(self.task))
+        return super()._make_optimizer([{**g, "lr": rate} for g, rate in zip(groups, self._rates, strict=True)])
+
+    def _set_rates(self, rates: list[float]) -> None:
+        self._rates.copy_(torch.tensor(rates), non_blocking=True)  # one copy: a launch takes as long as a small kernel
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What it returns is overwritten by the next call."""
