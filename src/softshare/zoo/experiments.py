@@ -87,7 +87,7 @@ EXPERIMENTS = {
             dataset="CIFAR-10",
             make_model=WRN164,
             batch_size=128,
-            pretrain=RetrainConfig(epochs=100, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
+            pretrain=RetrainConfig(epochs=100, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4, zeroing=0.0),
             compress=CompressConfig().override(rest_dtype="float16"),
             paper=PaperRow(6.48, 8.50, 6.6, 45),
             augmentation=Augmentation(shift=4, mirror=True),
