@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,11 @@ from torch.distributions import Gamma as TorchGamma
 
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
+
+
+def one_mixture(**changes: Any) -> ss.PriorConfig:
+    """The paper's: one mixture over all weights, its widths left to the hyper-priors."""
+    return dataclasses.replace(ss.PriorConfig(mixtures="global", width=None), **changes)
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -31,7 +38,7 @@ def perturbed(config: ss.PriorConfig, model: nn.Module | None = None) -> ss.Mixt
 
 
 def test_start_by_range() -> None:
-    prior = ss.MixturePrior(net(), ss.PriorConfig(components=5, zero_mixing=0.9, init_std=None))
+    prior = ss.MixturePrior(net(), one_mixture(components=5, zero_mixing=0.9, init_std=None))
     w = prior.view.gather()
     mixture = prior.mixture()
     spacing = float(w.max() - w.min()) / 4
@@ -39,14 +46,15 @@ def test_start_by_range() -> None:
     assert mixture.mean.tolist() == pytest.approx(expected, rel=1e-6)
     assert mixture.mixing.tolist() == pytest.approx([0.9] + [0.02] * 5, rel=1e-5)
     assert mixture.std.tolist() == pytest.approx([spacing] * 6, rel=1e-5)
-    assert ss.MixturePrior(net(), ss.PriorConfig(init_std=0.2)).mixture().std.tolist() == pytest.approx([0.2] * 17)
+    told = ss.MixturePrior(net(), one_mixture(components=16, init_std=0.2))
+    assert told.mixture().std.tolist() == pytest.approx([0.2] * 17)
 
 
 def test_start_by_quantiles_gives_each_component_as_many_weights() -> None:
     model = nn.Linear(100, 100, bias=False)
     torch.manual_seed(3)
     nn.init.normal_(model.weight)
-    means = ss.MixturePrior(model, ss.PriorConfig(components=8, init="quantile", init_std=0.1)).means
+    (means,) = ss.MixturePrior(model, one_mixture(components=8, init="quantile", init_std=0.1)).means
     inner = (means[1:] + means[:-1]) / 2
     counts = torch.bucketize(model.weight.flatten(), inner).bincount()
     assert counts.min() > 0.8 * 1250
@@ -57,13 +65,13 @@ def test_start_by_quantiles_of_more_weights_than_torch_quantile_takes() -> None:
     model = nn.Linear(4096, 4200, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.linspace(-1, 1, model.weight.numel()).reshape(model.weight.shape))
-    means = ss.MixturePrior(model, ss.PriorConfig(components=4, init="quantile")).means
+    (means,) = ss.MixturePrior(model, one_mixture(components=4, init="quantile")).means
     assert means.tolist() == pytest.approx([-0.75, -0.25, 0.25, 0.75], abs=1e-3)
 
 
 @pytest.mark.parametrize("mixing_prior", [None, ss.Beta(50, 3), ss.Dirichlet(50, 2)])
 def test_mixture_is_normalized_and_zero_stays_zero(mixing_prior: ss.Beta | ss.Dirichlet | None) -> None:
-    mixture = perturbed(ss.PriorConfig(components=4, mixing_prior=mixing_prior, zero_mixing=0.97)).mixture().detach()
+    mixture = perturbed(one_mixture(components=4, mixing_prior=mixing_prior, zero_mixing=0.97)).mixture().detach()
     assert float(mixture.mixing.sum()) == pytest.approx(1, rel=1e-6)
     assert float(mixture.mean[0]) == 0
     if mixing_prior is None:
@@ -81,7 +89,7 @@ def test_loss_equals_torch_distributions(
     free_precision_prior: ss.Gamma | None,
 ) -> None:
     """-log p(w, theta) up to the hyper-priors' constants: the difference between two states of the parameters."""
-    config = ss.PriorConfig(
+    config = one_mixture(
         components=4,
         mixing_prior=mixing_prior,
         zero_precision_prior=zero_precision_prior,
@@ -147,7 +155,7 @@ def test_param_groups_have_their_own_learning_rates_and_no_model_weights() -> No
 
 
 def test_a_mixture_taken_does_not_change_with_training() -> None:
-    prior = ss.MixturePrior(net(), ss.PriorConfig(components=4))
+    prior = ss.MixturePrior(net(), one_mixture(components=4))
     taken = prior.mixture().detach()
     before = [t.clone() for t in (taken.log_mixing, taken.mean, taken.log_var)]
     with torch.no_grad():
@@ -158,7 +166,7 @@ def test_a_mixture_taken_does_not_change_with_training() -> None:
 
 
 def test_responsibilities_sum_to_one_and_follow_bayes() -> None:
-    mixture = perturbed(ss.PriorConfig(components=3, zero_mixing=0.6)).mixture().detach()
+    mixture = perturbed(one_mixture(components=3, zero_mixing=0.6)).mixture().detach()
     w = torch.tensor([-0.2, 0.0, 0.4])
     joint = torch.stack(
         [p * Normal(m, s).log_prob(w).exp() for p, m, s in zip(mixture.mixing, mixture.mean, mixture.std, strict=True)]
