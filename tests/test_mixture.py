@@ -459,9 +459,9 @@ def test_where_all_densities_are_0_the_zero_component_is_assigned(assign: Assign
 def test_assign_reads_values_in_their_logical_order_and_tracks_nothing(assign: Assign) -> None:
     params = tuple(p.requires_grad_() for p in parameters(5, torch.float32))
     w = weights(60, torch.float32).reshape(3, 4, 5).permute(2, 0, 1)
-    assigned = assign(w.requires_grad_(), *params)  # type: ignore[arg-type]
+    assigned = assign(w.requires_grad_(), *params)
     assert not assigned.requires_grad
-    assert torch.equal(assigned, assign(w.detach().contiguous(), *params))  # type: ignore[arg-type]
+    assert torch.equal(assigned, assign(w.detach().contiguous(), *params))
 
 
 def test_the_number_of_threads_changes_no_assignment() -> None:

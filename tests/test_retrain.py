@@ -263,6 +263,50 @@ def test_plain_training_without_a_prior() -> None:
         assert record.density == {}
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_optimizers_and_weight_decay_are_torchs(optimizer: Any, weight_decay: float) -> None:
+    """The decay is of the network's parameters, norms too, and never of the mixture's."""
+    train = batches(24, 8, torch.float64)
+    task = make_task(mlp(), train)
+    prior = MixturePrior(task.model, PRIOR)
+    retrain_(task, prior, dataclasses.replace(PLAIN, optimizer=optimizer, weight_decay=weight_decay))
+    model = mlp()
+    hand = MixturePrior(model, PRIOR)
+    groups = [{"params": list(model.parameters()), "lr": 1e-2}, *hand.param_groups()]
+    for group in groups:
+        group["weight_decay"] = 0.0
+    torch_optimizer = (
+        torch.optim.Adam(groups) if optimizer == "adam" else torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+    )
+    for batch in train * 2:
+        torch_optimizer.zero_grad()
+        half_squares = 0.5 * sum((p**2).sum() for p in model.parameters())
+        (cross_entropy(model, batch) + hand.loss(0.1, 24) + weight_decay * half_squares).backward()
+        torch_optimizer.step()
+    ours, theirs = ([*m.parameters(), *p.parameters()] for m, p in ((task.model, prior), (model, hand)))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-10)
+
+
+def test_sgd_by_hand() -> None:
+    """Nesterov's momentum of 0.9: v <- 0.9 v + g; w <- w - lr (g + 0.9 v)."""
+    train = batches(24, 8, torch.float64)
+    task = make_task(mlp(), train)
+    retrain_(task, None, dataclasses.replace(PLAIN, optimizer="sgd", weight_decay=0.1))
+    model = mlp()
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    for batch in train * 2:
+        gradients = torch.autograd.grad(cross_entropy(model, batch), list(model.parameters()))
+        with torch.no_grad():
+            for p, v, gradient in zip(model.parameters(), velocity, gradients, strict=True):
+                g = gradient + 0.1 * p
+                v.mul_(0.9).add_(g)
+                p.sub_(1e-2 * (g + 0.9 * v))
+    for a, b in zip(task.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
 def test_loss_and_description_fall() -> None:
     task = make_task(net(), batches(64, 16), 64)
     prior = MixturePrior(task.model, PRIOR)

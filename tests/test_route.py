@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -256,3 +257,64 @@ def test_a_compressed_network_prints_short() -> None:
 def test_a_network_is_not_a_task() -> None:
     with pytest.raises(ConfigError, match=r"expected a softshare\.Task, got ConvNet"):
         ss.compress(ConvNet())  # type: ignore[arg-type]
+
+
+# Symmetries
+
+
+def chain_task() -> ss.Task:
+    """Convolutions and linear layers that feed each other unit by unit, with units to spare."""
+    images, labels = stripes()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(54, 40),
+        nn.ReLU(),
+        nn.Linear(40, 3),
+    )
+    batches = list(zip(images[:288].split(32), labels[:288].split(32), strict=True))
+    return ss.Task(
+        model=model,
+        train=batches,
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        evaluate=lambda model: 100 * (model(images[288:]).argmax(1) != labels[288:]).float().mean().item(),
+        n_examples=288,
+    )
+
+
+def loaded(task: ss.Task, compressed: ss.Compressed) -> nn.Module:
+    model = copy.deepcopy(task.model).eval()
+    model.load_state_dict(compressed.state_dict())
+    return model
+
+
+def test_symmetries_keep_the_function_and_shrink_the_file() -> None:
+    task = chain_task()
+    config = ss.CompressConfig().override(epochs=8, tau=0.01, zero_mixing=0.9, lr_weights=3e-3)
+    plain, simpler = (ss.compress(task, config.override(symmetries=s)) for s in (False, True))
+    x = stripes()[0]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(task, simpler)(x), loaded(task, plain)(x), rtol=1e-5, atol=1e-5)
+    assert len(simpler.to_bytes()) < len(plain.to_bytes())
+    assert plain.messages == ()
+    first, second, last = simpler.messages
+    assert first.startswith("0 -> 4: ")
+    assert second.startswith("4 -> 6: ")
+    assert "units removed; order: " in first
+    assert last == f"file: {len(plain.to_bytes())} -> {len(simpler.to_bytes())} bytes"
+    assert [r.validation_error for r in simpler.history] == [r.validation_error for r in plain.history]
+    assert all(torch.equal(t, plain.retrained[name]) for name, t in simpler.retrained.items())
+    result = ss.measure(task, simpler, config)
+    assert result.error_after == simpler.history[-1].validation_error
+    assert result.n_nonzero <= plain.quantized.n_nonzero
+
+
+def test_what_cannot_be_simplified_is_left_with_a_message() -> None:
+    task = conv_task()  # the batch norms stand between the convolutions
+    plain, same = (ss.compress(task, HARD.override(epochs=1, symmetries=s)) for s in (False, True))
+    assert same.to_bytes() == plain.to_bytes()
+    assert same.messages
+    assert "messages" not in repr(same)
