@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import PriorConfig
+from softshare.config import PriorConfig, RetrainConfig
 from softshare.errors import SoftShareError
 from softshare.prior import MixturePrior
 from softshare.step import CapturedStep, Step
@@ -110,11 +110,11 @@ class Runner:
     @property
     def method(self) -> str:
         prior = self.step.prior
-        return "" if prior is None else "table" if prior.reach is not None else "exact"
+        return "" if prior is None else "table" if None not in prior.reaches else "exact"
 
 
 def variants(network: Network, device: torch.device) -> list[Variant]:
-    config = PriorConfig(components=network.components)
+    config = PriorConfig(mixtures="global", components=network.components, width=None, init_std=0.01)
     out = [Variant(BASELINE, None), Variant("prior", config)]
     out.append(Variant("prior, exact", dataclasses.replace(config, method="exact")))
     out.append(Variant("prior, table", dataclasses.replace(config, method="table")))
@@ -155,7 +155,7 @@ def make_runner(
 
     task = Task(model, batches, loss, lambda _: 0.0, N_EXAMPLES, name=network.name)
     prior = MixturePrior(model, variant.prior) if variant.prior else None
-    step = (CapturedStep if variant.captured else Step)(task, prior, LR_WEIGHTS)
+    step = (CapturedStep if variant.captured else Step)(task, prior, RetrainConfig(lr_weights=LR_WEIGHTS))
     step.set(TAU, 0.0)  # learning rates of 0: Adam does all its work, and the network is the same in every round
     return Runner(variant, step, itertools.cycle(batches), device, WeightView.of(model).n_weights)
 

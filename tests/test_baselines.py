@@ -283,7 +283,7 @@ def test_surgery_moves_pruned_weights_by_the_gradient_at_the_masked_network() ->
     cross_entropy(masked, next(iter(task.train))).backward()
     first = latent.layers[0]
     start, pruned = first.latent[0].detach().clone(), ~first.masks[0]
-    step = Step(task, None, 1e-2, latent)
+    step = Step(task, None, RetrainConfig(lr_weights=1e-2), latent)
     step.set(0.0, 1.0)
     step(next(iter(task.train)))
     gradient = cast(Tensor, linear(masked, 0).weight.grad)
@@ -597,7 +597,7 @@ def test_a_captured_step_draws_anew() -> None:
     task = make_task(mlp().cuda(), "cuda")
     latent = surgery(task.model, decay=1.0)
     latent.push_()
-    step = CapturedStep(task, None, 1e-3, latent)
+    step = CapturedStep(task, None, RetrainConfig(lr_weights=1e-3), latent)
     step.set(0.0, 1.0)
     batch = next(iter(task.train))
     for _ in range(20):

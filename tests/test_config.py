@@ -9,16 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
+from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule, SimplifyConfig
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
-STAGES = {"prior": PriorConfig, "retrain": RetrainConfig, "merge": MergeConfig, "encode": EncodeConfig}
+STAGES = {
+    "prior": PriorConfig,
+    "retrain": RetrainConfig,
+    "merge": MergeConfig,
+    "simplify": SimplifyConfig,
+    "encode": EncodeConfig,
+}
 
 EVERY_OPTION = CompressConfig(
     prior=PriorConfig(
+        mixtures="global",
         components=3,
         init="quantile",
+        width=None,
         init_std=0.125,
         zero_mixing=0.5,
         mixing_prior=Beta(900, 0.1),
@@ -29,8 +37,21 @@ EVERY_OPTION = CompressConfig(
         lr_mixing=3,
         rules=(Rule("*.bias", share=False), Rule("conv?.[ab]*", share=True)),
     ),
-    retrain=RetrainConfig(epochs=2, tau=0.0, tau_warmup=1.0, lr_weights=1e-9, schedule="constant", seed=-5),
+    retrain=RetrainConfig(
+        epochs=2,
+        tau=0.0,
+        tau_warmup=1.0,
+        lr_weights=1e-9,
+        optimizer="sgd",
+        weight_decay=1e-4,
+        schedule="constant",
+        hard_from=0.5,
+        zeroing=0.0,
+        distill=0.25,
+        seed=-5,
+    ),
     merge=MergeConfig(merge_threshold=0.0),
+    simplify=SimplifyConfig(symmetries=False),
     encode=EncodeConfig(codec="han", rest_dtype="bfloat16"),
 )
 
@@ -62,9 +83,18 @@ def test_the_paper_configuration_holds_the_papers_values() -> None:
     assert paper.retrain.epochs == 40
 
 
+def test_the_paper_configuration_has_nothing_past_the_paper() -> None:
+    paper = CompressConfig.paper()
+    assert (paper.prior.mixtures, paper.prior.width, paper.prior.init_std) == ("global", None, 0.25)
+    assert (paper.prior.sample_one_in, paper.prior.rules) == (1, ())
+    assert (paper.retrain.hard_from, paper.retrain.zeroing, paper.retrain.distill) == (1, 0, 0)
+    assert (paper.retrain.optimizer, paper.retrain.weight_decay) == ("adam", 0)
+    assert not paper.simplify.symmetries
+
+
 def test_all_stages_have_defaults() -> None:
     config = CompressConfig()
-    assert config == CompressConfig(PriorConfig(), RetrainConfig(), MergeConfig(), EncodeConfig())
+    assert config == CompressConfig(PriorConfig(), RetrainConfig(), MergeConfig(), SimplifyConfig(), EncodeConfig())
     assert config != CompressConfig.paper()
 
 
@@ -115,8 +145,10 @@ stages = st.builds(
     CompressConfig,
     st.builds(
         PriorConfig,
+        mixtures=st.sampled_from(["global", "layer"]),
         components=st.integers(1, 1000),
         init=st.sampled_from(["range", "quantile"]),
+        width=st.none() | positive,
         init_std=st.none() | positive,
         zero_mixing=st.floats(0, 1, exclude_min=True, exclude_max=True),
         mixing_prior=st.none() | st.builds(Beta, positive, positive) | st.builds(Dirichlet, positive, positive),
@@ -131,10 +163,15 @@ stages = st.builds(
         tau=st.floats(0, 1e9),
         tau_warmup=st.floats(0, 1),
         lr_weights=positive,
+        weight_decay=st.floats(0, 1e9),
+        hard_from=st.floats(0, 1),
+        zeroing=st.floats(0, 1e9),
+        distill=st.floats(0, 1),
         schedule=st.sampled_from(["constant", "cosine"]),
         seed=st.integers(0, 2**63 - 1),
     ),
     st.builds(MergeConfig, st.floats(0, 1e9)),
+    st.builds(SimplifyConfig, st.booleans()),
     st.builds(EncodeConfig, rest_dtype=st.sampled_from(["float32", "float16", "bfloat16"])),
 )
 
@@ -240,6 +277,11 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("components", 0),
     ("components", -1),
     ("init", "random"),
+    ("mixtures", "each"),
+    ("width", 0.0),
+    ("width", -0.1),
+    ("width", math.inf),
+    ("width", math.nan),
     ("init_std", 0.0),
     ("init_std", -0.1),
     ("init_std", math.inf),
@@ -259,6 +301,19 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("lr_weights", 0.0),
     ("lr_weights", math.nan),
     ("schedule", "linear"),
+    ("optimizer", "rmsprop"),
+    ("weight_decay", -1e-9),
+    ("weight_decay", math.nan),
+    ("hard_from", -0.1),
+    ("hard_from", 1.1),
+    ("hard_from", math.nan),
+    ("zeroing", -0.1),
+    ("zeroing", math.inf),
+    ("zeroing", math.nan),
+    ("distill", -0.1),
+    ("distill", 1.1),
+    ("distill", math.nan),
+    ("symmetries", "yes"),
     ("seed", 2**64),
     ("seed", -(2**63) - 1),
     ("merge_threshold", -1.0),
@@ -288,6 +343,12 @@ def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
         CompressConfig.from_dict(a_dict(prior={field: {"alpha": 1.0, "beta": value}}))
 
 
+def test_zeroing_needs_adam() -> None:
+    with pytest.raises(ConfigError, match="zeroing: takes the curvature from Adam"):
+        RetrainConfig(optimizer="sgd")
+    assert RetrainConfig(optimizer="sgd", zeroing=0.0).zeroing == 0
+
+
 # Override
 
 
@@ -301,10 +362,18 @@ def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
         prior=dataclasses.replace(base.prior, components=4, rules=rules, zero_precision_prior=None),
         retrain=dataclasses.replace(base.retrain, tau=0.5),
         merge=MergeConfig(2.0),
+        simplify=base.simplify,
         encode=EncodeConfig(rest_dtype="float16"),
     )
     assert base == CompressConfig.paper()
     assert base.override() == base
+
+
+def test_overrides_that_need_each_other_may_come_in_any_order() -> None:
+    """SGD is refused while there is zeroing, which by default there is."""
+    first = CompressConfig().override(optimizer="sgd", zeroing=0.0)
+    assert first == CompressConfig().override(zeroing=0.0, optimizer="sgd")
+    assert first.retrain == RetrainConfig(optimizer="sgd", zeroing=0.0)
 
 
 def test_override_refuses_an_unknown_name_and_lists_the_known() -> None:

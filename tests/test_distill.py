@@ -170,11 +170,36 @@ def test_after_an_error_the_network_is_as_it_was() -> None:
     assert "forward" not in vars(task.model)
 
 
-def test_through_the_route() -> None:
+SHORT = CompressConfig().override(epochs=2)
+
+
+def test_in_the_route_the_teacher_is_the_network_before() -> None:
+    """The option is `distilled` with the task's own network as it was; how it is judged stays the task's."""
     task = make_task()
-    compressed = compress(distilled(task, task.model, 0.5), CompressConfig().override(epochs=2))
-    assert len(compressed.history) == 3
-    assert all(math.isfinite(record.task_loss) for record in compressed.history[1:])
+    before = copy.deepcopy(task.model.state_dict())
+    option = compress(task, SHORT.override(distill=0.5))
+    by_hand = compress(distilled(task, copy.deepcopy(task.model), 0.5), SHORT)
+    assert option.to_bytes() == by_hand.to_bytes()
+    assert [r.task_loss for r in option.history[1:]] == [r.task_loss for r in by_hand.history[1:]]
+    assert [r.validation_error for r in option.history] == [1.0] * 3
+    assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
+    assert option.history[-1].task_loss != compress(task, SHORT).history[-1].task_loss
+
+
+def test_a_share_of_0_needs_no_outputs_and_changes_nothing() -> None:
+    with_outputs, without = (compress(make_task(**c), SHORT.override(distill=0.0)) for c in ({}, {"outputs": None}))
+    plain = compress(make_task(), SHORT)
+    assert with_outputs.to_bytes() == without.to_bytes() == plain.to_bytes()
+    losses = [[r.task_loss for r in c.history[1:]] for c in (with_outputs, without, plain)]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_in_the_route_a_task_without_outputs_is_refused_before_training() -> None:
+    def never(model: nn.Module, batch: Batch) -> Tensor:
+        pytest.fail("trained")
+
+    with pytest.raises(ConfigError, match=r"no `outputs`.*Task\(outputs=\.\.\.\)"):
+        compress(make_task(outputs=None, loss=never), SHORT.override(distill=0.5))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from softshare.route import Compressed
 from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
+GLOBAL = PriorConfig(mixtures="global", components=4, init="range", width=None, init_std=0.1, zero_mixing=0.7)
 N_WEIGHTS = (2 * 6 + 6) + (6 + 6) + (6 * 2 + 2)  # the batch-norm's 13 buffer values do not count
 
 
@@ -83,7 +84,7 @@ def make_task(**changes: Any) -> Task:
 
 
 def compressed(task: Task, encode: EncodeConfig) -> Compressed:
-    prior = MixturePrior(task.model, PriorConfig(components=4, init="range", init_std=0.1, zero_mixing=0.7))
+    prior = MixturePrior(task.model, GLOBAL)
     history = tuple(EpochRecord(epoch, seconds, 0, 0, 0, 0, 0, 0) for epoch, seconds in enumerate((1.25, 2.0)))
     return dataclasses.replace(prior.quantize(MergeConfig(0.01)), config=encode, history=history)
 
@@ -131,12 +132,12 @@ def test_complexity_by_hand() -> None:
     mixing = torch.tensor([0.5, 0.25, 0.125, 0.125])
     mixture = Mixture(mixing.log(), torch.tensor([0.0, -1.0, 2.0, 2.0]), torch.zeros(4))
     tensors = tensor([0, 0, 0, 1, 2, 2], [0.0, -1.0, 2.0]), tensor([0, 0], [0.0, -1.0, 2.0])
-    assert complexity_bits(QuantizedWeights(tensors, {}, {}), mixture) == pytest.approx(3 + 2 + 4 + 2, rel=1e-6)
+    assert complexity_bits(QuantizedWeights(tensors, {}, {}), {"w": mixture}) == pytest.approx(3 + 2 + 4 + 2, rel=1e-6)
 
 
 def test_complexity_where_a_free_component_has_mean_0() -> None:
     mixture = Mixture(torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.0, 0.0, 1.0]), torch.zeros(3))
-    bits = complexity_bits(QuantizedWeights((tensor([0, 0, 1], [0.0, 1.0]),), {}, {}), mixture)
+    bits = complexity_bits(QuantizedWeights((tensor([0, 0, 1], [0.0, 1.0]),), {}, {}), {"w": mixture})
     assert bits == pytest.approx(2 * -math.log2(0.75) + 2, rel=1e-6)
 
 
@@ -163,13 +164,13 @@ def test_every_field_against_the_file(tmp_path: Path) -> None:
     values = {v for p in shared.values() for v in p.tolist()}
     assert result.n_components == len(values | {0.0})
     entropy = complexity = 0.0
-    assert out.mixture is not None
-    for p in shared.values():
+    for name, p in shared.items():
+        mixture = out.mixtures[name]
         counts = Counter(p.tolist())
         entropy -= sum(n * math.log2(n / p.numel()) for n in counts.values())
         for value, n in counts.items():
-            of_value = out.mixture.mean.half() == value  # the file's codebook is in float16
-            complexity -= n * math.log2(float(out.mixture.mixing.double()[of_value].sum()))
+            of_value = mixture.mean.half() == value  # the file's codebook is in float16
+            complexity -= n * math.log2(float(mixture.mixing.double()[of_value].sum()))
     assert result.entropy_bytes == pytest.approx(entropy / 8, rel=1e-9)
     assert result.complexity_bytes == pytest.approx(complexity / 8, rel=1e-6)
     x, y = data()

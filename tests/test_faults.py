@@ -52,7 +52,7 @@ def test_loss_that_is_a_vector() -> None:
 def test_return_inside_the_layer_loop() -> None:
     """Only the first tensor quantized."""
     model = two_layers()
-    state = ss.MixturePrior(model, ss.PriorConfig(components=3)).quantize().state_dict()
+    state = ss.MixturePrior(model, ss.PriorConfig(mixtures="global", components=3)).quantize().state_dict()
     assert set(state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     values = {name: set(t.flatten().tolist()) for name, t in state.items()}
     codebook = set.union(*values.values())
@@ -67,7 +67,7 @@ def _assigned(w: float, mixing: list[float], mean: list[float], std: list[float]
     with torch.no_grad():
         model.weight.fill_(w)
     mixture = Mixture(torch.tensor(mixing).log(), torch.tensor(mean), 2 * torch.tensor(std).log())
-    return float(quantize(WeightView.of(model), mixture).state_dict()["weight"])
+    return float(quantize(WeightView.of(model), {"weight": mixture}).state_dict()["weight"])
 
 
 def test_assignment_by_distance_alone() -> None:
@@ -94,9 +94,10 @@ def test_training_with_normalized_but_quantizing_with_raw_mixings() -> None:
 def test_shifting_by_the_minimum_before_exp() -> None:
     """exp(largest - smallest) overflows: a component far away would make the loss infinite."""
     mixture = Mixture(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 1.0]), torch.tensor([1e-4, 1e-4]).log())
-    prior = ss.MixturePrior(
-        two_layers(), ss.PriorConfig(components=1, zero_precision_prior=None, free_precision_prior=None)
+    no_hyper_priors = ss.PriorConfig(
+        mixtures="global", components=1, width=None, zero_precision_prior=None, free_precision_prior=None
     )
+    prior = ss.MixturePrior(two_layers(), no_hyper_priors)
     with torch.no_grad():
         prior.means.copy_(mixture.mean[1:])
         prior.log_vars.copy_(mixture.log_var)

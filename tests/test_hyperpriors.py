@@ -133,6 +133,24 @@ def test_dirichlet_is_on_all_mixings(zero: float, free: float) -> None:
     assert_equal_up_to_a_constant(ours, [log_prob(truth, m.exp()) for m in LOG_MIXINGS])
 
 
+@pytest.mark.parametrize("prior", [Beta(9, 2), Dirichlet(7, 1.5)])
+def test_of_several_mixtures_the_densities_add(prior: Beta | Dirichlet) -> None:
+    """Each row of (parts, J + 1) is a mixture: value and gradient are those of the rows."""
+    together, alone = LOG_MIXINGS.clone().requires_grad_(), LOG_MIXINGS.clone().requires_grad_()
+    value = prior.neg_log_density(together)
+    rows = torch.stack([prior.neg_log_density(row) for row in alone])
+    assert value.shape == ()
+    torch.testing.assert_close(value, rows.sum())
+    torch.testing.assert_close(torch.autograd.grad(value, together), torch.autograd.grad(rows.sum(), alone))
+
+
+@pytest.mark.parametrize("gamma", [Gamma(5000, 2), Gamma(0.5, 1)])
+def test_of_several_log_variances_the_densities_add(gamma: Gamma) -> None:
+    matrix = torch.stack([LOG_VARS, LOG_VARS.flip(0) - 1])
+    rows = [gamma.neg_log_density(row) for row in matrix]
+    torch.testing.assert_close(gamma.neg_log_density(matrix), torch.stack(rows).sum())
+
+
 def test_beta_is_the_dirichlet_of_one_free_component() -> None:
     for share in (0.1, 0.5, 0.999):
         log_mixing = f64(share, 1 - share).log()

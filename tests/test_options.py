@@ -62,7 +62,8 @@ def test_every_field_is_an_option_with_its_help_and_default(field: dataclasses.F
 
 
 def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_help: str) -> None:
-    order = ["Prior", "--components", "Retraining", "--epochs", "Merging", "--merge-threshold", "File", "--codec"]
+    order = ["Prior", "--components", "Retraining", "--epochs", "Merging", "--merge-threshold"]
+    order += ["Simplifying", "--symmetries", "File", "--codec"]
     places = [re.search(rf"(?<![\w-]){word} ", compress_help[compress_help.index("Options") :]) for word in order]
     starts = [match.start() for match in places if match]
     assert len(starts) == len(order)
@@ -72,10 +73,12 @@ def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_hel
 @pytest.mark.parametrize(
     ("flag", "choices"),
     [
+        ("--mixtures", "global, layer"),
         ("--init", "range, quantile"),
         ("--backend", "auto, triton, numba, torch"),
         ("--method", "auto, exact, table"),
         ("--sample-schedule", "block, random"),
+        ("--optimizer", "adam, sgd"),
         ("--schedule", "constant, cosine"),
         ("--codec", "han, adaptive"),
         ("--codebook-dtype", "auto, float32, float16, bfloat16"),
@@ -96,15 +99,19 @@ def test_without_options_nothing_is_overridden() -> None:
 
 def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
-        "--components 4 --init quantile --init-std 0.25 --zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 "
-        "--lr-mixing 1 --backend torch --method table --sample-one-in 3 --sample-schedule random "
-        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --schedule constant --seed -3 --capture "
-        "--merge-threshold 2 --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
+        "--mixtures global --components 4 --init quantile --width 0.5 --init-std 0.25 "
+        "--zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
+        "--method table --sample-one-in 3 --sample-schedule random "
+        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --optimizer sgd --weight-decay 0.5 "
+        "--schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
+        "--merge-threshold 2 --no-symmetries --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
     assert overrides == {
+        "mixtures": "global",
         "components": 4,
         "init": "quantile",
+        "width": 0.5,
         "init_std": 0.25,
         "zero_mixing": 0.5,
         "lr_means": 0.0,
@@ -118,10 +125,16 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "tau": 0.0,
         "tau_warmup": 0.0,
         "lr_weights": 1e-9,
+        "optimizer": "sgd",
+        "weight_decay": 0.5,
         "schedule": "constant",
+        "hard_from": 0.25,
+        "zeroing": 0.0,
+        "distill": 1.0,
         "seed": -3,
         "capture": True,
         "merge_threshold": 2.0,
+        "symmetries": False,
         "codec": "han",
         "codebook_dtype": "bfloat16",
         "rest_dtype": "float16",
@@ -153,18 +166,21 @@ def test_the_mixing_prior_is_a_beta_a_dirichlet_or_none() -> None:
     assert overrides_of("--mixing-prior", "none") == {"mixing_prior": None}
 
 
-def test_an_optional_number_is_a_number_or_none() -> None:
-    assert overrides_of("--init-std", "0.5") == {"init_std": 0.5}
-    assert overrides_of("--init-std", "none") == {"init_std": None}
-    with pytest.raises(ConfigError, match=r"--init-std: expected a number or 'none', got 'wide'"):
-        overrides_of("--init-std", "wide")
+@pytest.mark.parametrize("name", ["width", "init_std"])
+def test_an_optional_number_is_a_number_or_none(name: str) -> None:
+    assert overrides_of(flag_of(name), "0.5") == {name: 0.5}
+    assert overrides_of(flag_of(name), "none") == {name: None}
+    with pytest.raises(ConfigError, match=rf"{flag_of(name)}: expected a number or 'none', got 'wide'"):
+        overrides_of(flag_of(name), "wide")
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--capture", True), ("--no-capture", False)])
-def test_a_switch_is_a_flag_and_its_opposite(flag: str, value: bool) -> None:
-    overrides = overrides_of(flag)
-    assert overrides == {"capture": value}
-    assert CompressConfig().override(**overrides).retrain.capture is value
+@pytest.mark.parametrize("name", ["capture", "symmetries"])
+def test_a_switch_is_a_flag_and_its_opposite(name: str) -> None:
+    for flag, value in ((f"--{name}", True), (f"--no-{name}", False)):
+        overrides = overrides_of(flag)
+        assert overrides == {name: value}
+        config = CompressConfig().override(**overrides)
+        assert {"capture": config.retrain.capture, "symmetries": config.simplify.symmetries}[name] is value
 
 
 def test_none_takes_a_hyper_prior_away() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 from softshare import quantize as quantize_module
-from softshare.kernels import mixture as kernel
 from softshare.prior import Mixture
 from softshare.quantize import QuantizedTensor, QuantizedWeights, index_dtype, quantize
 from softshare.weights import WeightView
@@ -33,8 +32,14 @@ class Holder(nn.Module):
         self.fc.weight = nn.Parameter(torch.tensor([values], dtype=dtype))
 
 
+def with_one(model: nn.Module, m: Mixture) -> QuantizedWeights:
+    """Quantized with one mixture for all tensors."""
+    view = WeightView.of(model)
+    return quantize(view, {s.name: m for s in view.shared})
+
+
 def quantized(values: list[float], m: Mixture, dtype: torch.dtype = torch.float32) -> QuantizedTensor:
-    (tensor,) = quantize(WeightView.of(Holder(values, dtype)), m).shared
+    (tensor,) = with_one(Holder(values, dtype), m).shared
     return tensor
 
 
@@ -117,22 +122,12 @@ def test_the_normalizing_log_variance_matters() -> None:
     assert quantized([0.21], mixture((0.5, 0.0, 0.1), (0.5, 1.0, 0.4))).dense().tolist() == [[0.0]]
 
 
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net()
-    whole = quantize(WeightView.of(model), NET_MIXTURE)
-    for size in (1, 7, 40):
-        monkeypatch.setitem(kernel.CHUNK_VALUES, "cpu", size)
-        parts = quantize(WeightView.of(model), NET_MIXTURE)
-        for a, b in zip(whole.shared, parts.shared, strict=True):
-            assert torch.equal(a.indices, b.indices)
-
-
 # The model
 
 
 def test_every_shared_tensor_is_quantized() -> None:
     model = net()
-    out = quantize(WeightView.of(model), NET_MIXTURE)
+    out = with_one(model, NET_MIXTURE)
     assert [t.name for t in out.shared] == SHARED
     state = model.state_dict()
     for t in out.shared:
@@ -168,7 +163,7 @@ def test_float64_weights_are_assigned_in_float64() -> None:
 def test_the_rest_is_copied_as_it_is() -> None:
     model = net()
     before = {name: t.clone() for name, t in model.state_dict().items() if name.startswith("norm.")}
-    out = quantize(WeightView.of(model), NET_MIXTURE)
+    out = with_one(model, NET_MIXTURE)
     assert list(out.rest) == list(before)
     with torch.no_grad():
         model.norm.weight.add_(1)
@@ -182,7 +177,7 @@ def test_the_rest_is_copied_as_it_is() -> None:
 
 
 def test_tied_names_come_back() -> None:
-    out = quantize(WeightView.of(net()), NET_MIXTURE)
+    out = with_one(net(), NET_MIXTURE)
     assert out.tied == {"head.weight": "embed.weight"}
     assert sum(t.name in ("embed.weight", "head.weight") for t in out.shared) == 1
     state = out.state_dict()
@@ -196,7 +191,7 @@ def test_tied_names_come_back() -> None:
 def test_the_model_is_not_changed() -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())
-    quantize(WeightView.of(model), NET_MIXTURE).state_dict()
+    with_one(model, NET_MIXTURE).state_dict()
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
@@ -206,7 +201,7 @@ def test_the_model_is_not_changed() -> None:
 
 def test_the_codebook_holds_the_used_values_by_magnitude() -> None:
     """No weight is near 90; -1.5 comes after 1.0."""
-    out = quantize(WeightView.of(net()), NET_MIXTURE)
+    out = with_one(net(), NET_MIXTURE)
     for t in out.shared:
         assert t.codebook.tolist() == [0.0, 0.75, 1.0, -1.5]
     assert out.n_components == 4
@@ -306,7 +301,7 @@ def test_widening_by_parts_makes_no_difference(n: int, monkeypatch: pytest.Monke
 
 def test_the_order_is_the_networks() -> None:
     model = net()
-    out = quantize(WeightView.of(model), NET_MIXTURE)
+    out = with_one(model, NET_MIXTURE)
     assert list(out.order) == [name for name in model.state_dict() if name != "head.weight"]
     assert list(out.tensors) == list(out.order)
     assert list(out.state_dict()) == [*out.order, "head.weight"]

@@ -24,7 +24,9 @@ from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
 PRIOR = PriorConfig(
+    mixtures="global",
     components=4,
+    width=None,
     init_std=None,
     zero_mixing=0.8,
     zero_precision_prior=Gamma(50, 0.5),
@@ -33,7 +35,8 @@ PRIOR = PriorConfig(
     lr_log_vars=2e-2,
     lr_mixing=5e-2,
 )
-PLAIN = RetrainConfig(epochs=2, tau=0.1, tau_warmup=0.0, lr_weights=1e-2, schedule="constant")
+SOFT = RetrainConfig(hard_from=1.0, zeroing=0.0)
+PLAIN = dataclasses.replace(SOFT, epochs=2, tau=0.1, tau_warmup=0.0, lr_weights=1e-2, schedule="constant")
 
 
 def blobs(n: int = 24, dtype: torch.dtype = torch.float32) -> Batch:
@@ -193,7 +196,7 @@ def log_prob(distribution: distributions.Distribution, value: Tensor) -> Tensor:
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_training_is_the_loop_written_by_hand(schedule: Any, mixing_prior: Beta | Dirichlet | None) -> None:
     prior_config = dataclasses.replace(PRIOR, mixing_prior=mixing_prior)
-    config = RetrainConfig(epochs=3, tau=0.7, tau_warmup=0.5, lr_weights=1e-2, schedule=schedule)
+    config = dataclasses.replace(SOFT, epochs=3, tau=0.7, tau_warmup=0.5, lr_weights=1e-2, schedule=schedule)
     train = batches(24, 10, torch.float64)  # 10, 10 and 4: a short last batch
     task = make_task(mlp(), train)
     prior = MixturePrior(task.model, prior_config)
@@ -217,7 +220,7 @@ def test_training_is_the_loop_written_by_hand(schedule: Any, mixing_prior: Beta 
         loss.backward()
         optimizer.step()
 
-    ours = [*task.model.parameters(), prior.means, prior.log_vars, prior.mixing_logits, prior.zero_logit]
+    ours = [*task.model.parameters(), prior.means[0], prior.log_vars[0], prior.mixing_logits[0], prior.zero_logit[0]]
     theirs = [*model.parameters(), hand.means, hand.log_vars, hand.logits, hand.zero_logit]
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-10)
@@ -240,7 +243,7 @@ def test_tau_means_the_same_for_every_batch_size(size: int, n_examples: int) -> 
     ours = [g for group in first.grads for g in group]
     for grad, expected in zip(ours, truth, strict=True):
         assert grad is not None
-        torch.testing.assert_close(grad, 0.3 / n_examples * expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(grad, 0.3 / n_examples * expected.view_as(grad), rtol=1e-9, atol=1e-12)
 
 
 def test_plain_training_without_a_prior() -> None:
@@ -258,6 +261,50 @@ def test_plain_training_without_a_prior() -> None:
     for record in history:
         assert (record.prior_loss, record.complexity_bits, record.components_alive) == (0, 0, 0)
         assert record.density == {}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_optimizers_and_weight_decay_are_torchs(optimizer: Any, weight_decay: float) -> None:
+    """The decay is of the network's parameters, norms too, and never of the mixture's."""
+    train = batches(24, 8, torch.float64)
+    task = make_task(mlp(), train)
+    prior = MixturePrior(task.model, PRIOR)
+    retrain_(task, prior, dataclasses.replace(PLAIN, optimizer=optimizer, weight_decay=weight_decay))
+    model = mlp()
+    hand = MixturePrior(model, PRIOR)
+    groups = [{"params": list(model.parameters()), "lr": 1e-2}, *hand.param_groups()]
+    for group in groups:
+        group["weight_decay"] = 0.0
+    torch_optimizer = (
+        torch.optim.Adam(groups) if optimizer == "adam" else torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+    )
+    for batch in train * 2:
+        torch_optimizer.zero_grad()
+        half_squares = 0.5 * sum((p**2).sum() for p in model.parameters())
+        (cross_entropy(model, batch) + hand.loss(0.1, 24) + weight_decay * half_squares).backward()
+        torch_optimizer.step()
+    ours, theirs = ([*m.parameters(), *p.parameters()] for m, p in ((task.model, prior), (model, hand)))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-10)
+
+
+def test_sgd_by_hand() -> None:
+    """Nesterov's momentum of 0.9: v <- 0.9 v + g; w <- w - lr (g + 0.9 v)."""
+    train = batches(24, 8, torch.float64)
+    task = make_task(mlp(), train)
+    retrain_(task, None, dataclasses.replace(PLAIN, optimizer="sgd", weight_decay=0.1))
+    model = mlp()
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    for batch in train * 2:
+        gradients = torch.autograd.grad(cross_entropy(model, batch), list(model.parameters()))
+        with torch.no_grad():
+            for p, v, gradient in zip(model.parameters(), velocity, gradients, strict=True):
+                g = gradient + 0.1 * p
+                v.mul_(0.9).add_(g)
+                p.sub_(1e-2 * (g + 0.9 * v))
+    for a, b in zip(task.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 def test_loss_and_description_fall() -> None:
@@ -344,7 +391,7 @@ def taus_and_lrs(monkeypatch: pytest.MonkeyPatch, config: RetrainConfig, train: 
 
 def test_tau_warms_up_linearly_and_rates_fall_by_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 epochs of 3 steps; tau rises over the first half, that is 6 steps."""
-    config = RetrainConfig(epochs=4, tau=0.12, tau_warmup=0.5, lr_weights=1e-2, schedule="cosine")
+    config = dataclasses.replace(SOFT, epochs=4, tau=0.12, tau_warmup=0.5, lr_weights=1e-2, schedule="cosine")
     taus, steps = taus_and_lrs(monkeypatch, config, batches(24, 8))
     assert taus == pytest.approx([0, 0.02, 0.04, 0.06, 0.08, 0.1] + [0.12] * 6, abs=1e-12)
     for k, step in enumerate(steps):
@@ -390,7 +437,7 @@ def test_training_data_of_unknown_length() -> None:
 
 def test_schedules_are_exact_once_the_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first epoch of unknown length rates and tau move one way and stay within that epoch's share."""
-    config = RetrainConfig(epochs=4, tau=0.12, tau_warmup=1.0, lr_weights=1e-2, schedule="cosine")
+    config = dataclasses.replace(SOFT, epochs=4, tau=0.12, tau_warmup=1.0, lr_weights=1e-2, schedule="cosine")
     taus, steps = taus_and_lrs(monkeypatch, config, batches(24, 8))
     unknown_taus, unknown_steps = taus_and_lrs(monkeypatch, config, NoLength(batches(24, 8)))
     assert unknown_taus[3:] == taus[3:]
@@ -599,7 +646,7 @@ def test_history_against_brute_force() -> None:
         densities.append(expected)
     assert densities[0] != densities[-1]  # something happened
 
-    quantized = quantize(prior.view, recorder.mixtures[-1])
+    quantized = quantize(prior.view, dict.fromkeys(names, recorder.mixtures[-1]))
     nonzero = {t.name: float((t.dense() != 0).double().mean()) for t in quantized.shared}
     assert history[-1].density == pytest.approx(nonzero, abs=1e-6)
 

@@ -170,7 +170,16 @@ def net() -> nn.Module:
 
 
 def make_prior(one_in: int, schedule: Any, method: Any = "exact") -> ss.MixturePrior:
-    return ss.MixturePrior(net(), ss.PriorConfig(sample_one_in=one_in, sample_schedule=schedule, method=method))
+    config = ss.PriorConfig(
+        mixtures="global",
+        components=16,
+        width=None,
+        init_std=0.01,
+        sample_one_in=one_in,
+        sample_schedule=schedule,
+        method=method,
+    )
+    return ss.MixturePrior(net(), config)
 
 
 def gradients(prior: ss.MixturePrior, in_place: bool) -> list[Tensor]:

@@ -26,8 +26,17 @@ from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
 PRIOR = ss.PriorConfig(
-    components=4, init_std=0.1, zero_mixing=0.8, mixing_prior=ss.Beta(40, 2), lr_log_vars=1e-2, method="exact"
+    mixtures="global",
+    components=4,
+    width=None,
+    init_std=0.1,
+    zero_mixing=0.8,
+    mixing_prior=ss.Beta(40, 2),
+    lr_log_vars=1e-2,
+    method="exact",
 )
+STEP = ss.RetrainConfig(lr_weights=1e-2)
+SOFT = ss.RetrainConfig(hard_from=1.0, zeroing=0.0)
 
 
 class Net(nn.Module):
@@ -190,7 +199,7 @@ def make_task(model: nn.Module, loss: Any = cross_entropy, train: Any = None) ->
 def test_a_step_is_adam_on_the_task_loss_plus_the_priors() -> None:
     task = make_task(Net())
     prior = ss.MixturePrior(task.model, PRIOR)
-    step = Step(task, prior, 1e-2)
+    step = Step(task, prior, STEP)
     model = Net()
     other = ss.MixturePrior(model, PRIOR)
     groups = [{"params": list(model.parameters()), "lr": 1e-2}, *other.param_groups()]
@@ -230,14 +239,14 @@ def test_a_step_refuses_a_bad_loss_and_changes_no_parameter(result: Any, message
     parameters = [*task.model.parameters(), *prior.parameters()]
     before = copy.deepcopy(parameters)
     with pytest.raises(ConfigError, match=message):
-        Step(task, prior, 1e-2)(images())
+        Step(task, prior, STEP)(images())
     assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
     assert all(p.grad is None for p in parameters)
 
 
 def test_only_the_first_loss_is_looked_at() -> None:
     values = iter([1.0, math.nan])
-    step = Step(make_task(Net(), lambda model, batch: next(values) * cross_entropy(model, batch)), None, 1e-2)
+    step = Step(make_task(Net(), lambda model, batch: next(values) * cross_entropy(model, batch)), None, STEP)
     step(images())
     assert math.isnan(float(step(images())[0]))
 
@@ -249,7 +258,7 @@ def test_capture_needs_a_gpu_and_all_weights() -> None:
     task = make_task(Net())
     prior = ss.MixturePrior(task.model, PRIOR)
     for run in (
-        lambda: CapturedStep(task, prior, 1e-2),
+        lambda: CapturedStep(task, prior, STEP),
         lambda: retrain_(task, prior, ss.RetrainConfig(epochs=1, capture=True)),
         lambda: retrain_(task, None, ss.RetrainConfig(epochs=1, capture=True)),
     ):
@@ -263,7 +272,7 @@ def test_capture_refuses_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(Net())
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, sample_one_in=2))
     with pytest.raises(ConfigError, match=r"capture: .*sample_one_in at 1"):
-        CapturedStep(task, prior, 1e-2)
+        CapturedStep(task, prior, STEP)
 
 
 class Pair(NamedTuple):
@@ -333,7 +342,8 @@ def trained(capture: bool, method: Any) -> tuple[dict[str, Tensor], list[float]]
     batches = [points(16 if k % 3 else 8, seed=k) for k in range(12)]
     task = Task(mlp(), batches, mean_loss, lambda m: 1.0, 160)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
-    history = retrain_(task, prior, ss.RetrainConfig(epochs=4, tau=0.1, lr_weights=1e-3, capture=capture))
+    config = dataclasses.replace(SOFT, epochs=4, tau=0.1, lr_weights=1e-3, capture=capture)
+    history = retrain_(task, prior, config)
     return {**task.model.state_dict(), **prior.state_dict()}, [r.task_loss for r in history[1:]]
 
 
@@ -352,7 +362,7 @@ def test_captured_training_gives_the_same_weights(method: str) -> None:
 def test_a_step_never_waits_for_the_gpu(method: Any, capture: bool) -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
-    step = (CapturedStep if capture else Step)(task, prior, 1e-3)
+    step = (CapturedStep if capture else Step)(task, prior, ss.RetrainConfig(lr_weights=1e-3))
     batch = points(8, 1)
     for _ in range(WARM_UP + 2):
         step.set(0.1, 1.0)
@@ -382,7 +392,7 @@ def test_a_loss_that_waits_cannot_be_captured() -> None:
 def test_a_new_reach_is_captured_anew() -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method="table"))
-    step = CapturedStep(task, prior, 1e-3)
+    step = CapturedStep(task, prior, ss.RetrainConfig(lr_weights=1e-3))
     for _ in range(WARM_UP + 2):
         step(points(8, 0))
     assert len(step._graphs) == 1
@@ -390,7 +400,7 @@ def test_a_new_reach_is_captured_anew() -> None:
         prior.view.tensors[0][0, 0] = 10.0
     prior.choose_method()
     step(points(8, 0))
-    assert prior.reach == 64.0
+    assert prior.reaches == [64.0]
     assert len(step._graphs) == 0
 
 
@@ -402,7 +412,7 @@ def test_steps_of_captured_training_do_not_look_but_epochs_do(monkeypatch: pytes
     prior = ss.MixturePrior(task.model, PRIOR)
     looks: list[int] = []
     monkeypatch.setattr(ss.MixturePrior, "choose_method", lambda self: looks.append(self._steps))
-    retrain_(task, prior, ss.RetrainConfig(epochs=2))
+    retrain_(task, prior, dataclasses.replace(SOFT, epochs=2))
     assert looks == [0, 3]
 
 

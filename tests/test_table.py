@@ -441,8 +441,12 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Linear(40, 25).to(dtype)
 
 
+def one_mixture(**changes: Any) -> ss.PriorConfig:
+    return dataclasses.replace(ss.PriorConfig(mixtures="global", components=16, width=None, init_std=0.01), **changes)
+
+
 def narrow(method: Any, components: int = 16) -> ss.PriorConfig:
-    return ss.PriorConfig(components=components, init_std=1e-6, method=method)
+    return one_mixture(components=components, init_std=1e-6, method=method)
 
 
 @pytest.mark.parametrize("components", [16, 2, 1])
@@ -452,24 +456,24 @@ def test_a_table_that_cannot_resolve_the_components_is_refused(
     with pytest.raises(ConfigError, match=r"method 'table': .* points, more than 16384, .*'auto' or 'exact'"):
         ss.MixturePrior(net(), narrow("table", components))
     monkeypatch.setitem(prior_module.TABLE_FROM, "cpu", 0)
-    assert ss.MixturePrior(net(), narrow("auto", components)).reach is None
+    assert ss.MixturePrior(net(), narrow("auto", components)).reaches == [None]
 
 
 def test_auto_takes_the_table_for_large_networks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ss.MixturePrior(net(), ss.PriorConfig()).reach is None
+    assert ss.MixturePrior(net(), one_mixture()).reaches == [None]
     monkeypatch.setitem(prior_module.TABLE_FROM, "cpu", 40 * 26 * 17)
-    assert ss.MixturePrior(net(), ss.PriorConfig()).reach is None
+    assert ss.MixturePrior(net(), one_mixture()).reaches == [None]
     monkeypatch.setitem(prior_module.TABLE_FROM, "cpu", 41 * 25 * 17)
-    assert ss.MixturePrior(net(), ss.PriorConfig()).reach == 1.0  # 4 times a largest weight of 1 / sqrt(40)
-    assert ss.MixturePrior(net(), ss.PriorConfig(method="exact")).reach is None
-    assert ss.MixturePrior(net(), ss.PriorConfig(backend="torch")).reach is None
-    assert ss.MixturePrior(net(torch.float64), ss.PriorConfig()).reach is None
+    assert ss.MixturePrior(net(), one_mixture()).reaches == [1.0]  # 4 times a largest weight of 1 / sqrt(40)
+    assert ss.MixturePrior(net(), one_mixture(method="exact")).reaches == [None]
+    assert ss.MixturePrior(net(), one_mixture(backend="torch")).reaches == [None]
+    assert ss.MixturePrior(net(torch.float64), one_mixture()).reaches == [None]
 
 
 def test_exact_never_makes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(prior_module.TABLE_FROM, "cpu", 0)
     monkeypatch.delattr(module("table_numba"), "look_up")
-    prior = ss.MixturePrior(net(), ss.PriorConfig(method="exact"))
+    prior = ss.MixturePrior(net(), one_mixture(method="exact"))
     prior.loss(1.0, 1).backward()
     prior.add_gradients_(1.0, 1)
 
@@ -477,13 +481,13 @@ def test_exact_never_makes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_in_plain_torch_or_of_float64_is_not_available() -> None:
     for model, backend in ((net(), "torch"), (net(torch.float64), "auto")):
         with pytest.raises(NotAvailableError, match="by table here"):
-            ss.MixturePrior(model, ss.PriorConfig(method="table", backend=backend)).loss(1.0, 1)  # type: ignore[arg-type]
+            ss.MixturePrior(model, one_mixture(method="table", backend=backend)).loss(1.0, 1)
     with pytest.raises(NotAvailableError, match=r"'torch' .* float32 mixture on cpu by table .* available are numba"):
         find_sweep(torch.zeros(2), "torch", REACH)
 
 
 def test_the_table_is_near_the_exact_prior_and_evaluation_is_exact() -> None:
-    config = ss.PriorConfig(zero_precision_prior=None, free_precision_prior=None, method="exact")
+    config = one_mixture(zero_precision_prior=None, free_precision_prior=None, method="exact")
     by_table = ss.MixturePrior(net(), dataclasses.replace(config, method="table"))
     exact = ss.MixturePrior(net(), config).neg_log_prior().item()
     table = by_table.neg_log_prior().item()
@@ -496,13 +500,13 @@ def test_the_table_is_near_the_exact_prior_and_evaluation_is_exact() -> None:
 def test_the_method_is_chosen_again_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight that has left the table is inside a new one then."""
     monkeypatch.setattr(prior_module, "LOOK_EVERY", 4)
-    prior = ss.MixturePrior(net(), ss.PriorConfig(method="table"))
-    reaches = []
+    prior = ss.MixturePrior(net(), one_mixture(method="table"))
+    reaches: list[float | None] = []
     for step in range(12):
         if step == 1:
             with torch.no_grad():
                 prior.view.tensors[0][0, 0] = 6.0
-        reaches.append(prior.reach)
+        reaches += prior.reaches
         if step % 2:
             prior.add_gradients_(1.0, 1)
         else:
@@ -516,6 +520,6 @@ def test_a_network_that_diverges_between_two_looks_is_said_to(value: float, monk
     monkeypatch.setattr(prior_module, "LOOK_EVERY", 1)
     batches = [torch.tensor(x) for x in (1.0, value, 1.0, 1.0)]
     task = ss.Task(net(), batches, lambda model, batch: batch * model(torch.ones(40)).sum(), lambda model: 1.0, 4)
-    prior = ss.MixturePrior(task.model, ss.PriorConfig(method="table"))
+    prior = ss.MixturePrior(task.model, one_mixture(method="table"))
     with pytest.raises(DivergedError):
         retrain_(task, prior, ss.RetrainConfig(epochs=1))

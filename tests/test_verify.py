@@ -34,7 +34,9 @@ def by_hand(model: torch.nn.Module) -> Compressed:
     """Three values, zero among them, at which most of an untrained network's weights end."""
     mixing = torch.tensor([0.5, 0.25, 0.25]).log()
     mixture = Mixture(mixing, torch.tensor([0.0, -0.04, 0.04]), torch.full((3,), 0.01).square().log())
-    return Compressed(quantize(WeightView.of(model, ()), mixture), mixture, {})
+    view = WeightView.of(model, ())
+    mixtures = {s.name: mixture for s in view.shared}
+    return Compressed(quantize(view, mixtures), mixtures, {})
 
 
 def write_pair(folder: Path, name: str, result: Result, compressed: Compressed) -> None:

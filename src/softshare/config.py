@@ -306,13 +306,14 @@ class CompressConfig:
     def override(self, **values: Any) -> CompressConfig:
         """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`."""
         stages = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        changes: dict[str, dict[str, Any]] = {stage: {} for stage in stages}  # of a stage, at once
         for name, value in values.items():
             owner = next((s for s, stage in stages.items() if name in stage.__dataclass_fields__), None)
             if owner is None:
                 known = ", ".join(n for stage in stages.values() for n in stage.__dataclass_fields__)
                 raise ConfigError(f"unknown option {name!r}; known are {known}")
-            stages[owner] = dataclasses.replace(stages[owner], **{name: value})
-        return CompressConfig(**stages)
+            changes[owner][name] = value
+        return CompressConfig(**{s: dataclasses.replace(stage, **changes[s]) for s, stage in stages.items()})
 
 
 def _build(kind: Any, value: Any, path: str) -> Any:

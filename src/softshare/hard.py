@@ -37,10 +37,12 @@ def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
 @torch.no_grad()
 def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None:
     """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
-    components, n = iter(assigned), prior.means.shape[1] + 1
+    if not prior.means.requires_grad:
+        return
+    components, n, dtype = iter(assigned), prior.means.shape[1] + 1, prior.means.dtype
     sums = []
     for part in prior.parts:
-        sums.append(torch.stack([_sums(next(components), w.grad, n) for w in part.tensors]).sum(0))
+        sums.append(torch.stack([_sums(next(components), w.grad, n, dtype) for w in part.tensors]).sum(0))
     gradient = torch.stack(sums)[:, 1:].contiguous()
     prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient
 
@@ -49,11 +51,12 @@ def _sums(
     index: Tensor,  # (m,) in [0, n)
     values: Tensor | None,  # of m elements; None: zeros
     n: int,
+    dtype: torch.dtype,
 ) -> Tensor:  # (n,)
     """Of the values of each index, in a fixed order: atomic adds would round differently each time."""
     if values is None:
-        return torch.zeros(n, device=index.device)
+        return torch.zeros(n, dtype=dtype, device=index.device)
     values = values.reshape(-1)
     if index.device.type == "cpu":
-        return torch.bincount(index, values.double(), n).to(values.dtype)
-    return ((index == torch.arange(n, device=index.device)[:, None]) * values).sum(1)
+        return torch.bincount(index, values.double(), n).to(dtype)
+    return ((index == torch.arange(n, device=index.device)[:, None]) * values).sum(1, dtype=dtype)

@@ -14,7 +14,13 @@ from softshare.config import CompressConfig, Rule
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
-_STAGES = {"prior": "Prior", "retrain": "Retraining", "merge": "Merging", "encode": "File"}
+_STAGES = {
+    "prior": "Prior",
+    "retrain": "Retraining",
+    "merge": "Merging",
+    "simplify": "Simplifying",
+    "encode": "File",
+}
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -25,8 +25,10 @@ def zero_cheap_(
     curvature = iter(curvatures)
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         for w in part.tensors:
-            index = mixture.assign(w)
-            cost = 0.5 * next(curvature) * mixture.mean[index].view_as(w) ** 2
+            index, h = mixture.assign(w), next(curvature)
+            if not w.numel():
+                continue
+            cost = 0.5 * h * mixture.mean[index].view_as(w) ** 2
             w.masked_fill_(cost < price * bits_saved(index.view_as(w), len(mixture)), 0.0)
 
 

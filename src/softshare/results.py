@@ -22,9 +22,9 @@ SWITCHES: dict[str, Any] = {
     **dict.fromkeys(AUGMENTED, False),
     "label_smoothing": 0.0,
     "hard_from": 1.0,
-    "distill": False,
+    "distill": 0.0,
     "from_scratch": False,
-    "rate_aware": False,
+    "zeroing": 0.0,
     "symmetries": False,
     "structured": False,
 }
@@ -76,6 +76,8 @@ class Point:
 
 def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
     for name, value in config.items():
+        if name == "pretrain":  # without a prior it has none of these, though its settings have the names
+            continue
         if isinstance(value, dict):
             yield from _leaves(value)
         else:

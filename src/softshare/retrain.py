@@ -34,7 +34,7 @@ class EpochRecord:
     task_loss: float  # mean over the epoch, in nats
     prior_loss: float  # -log p(w, theta), in nats; a density, so it may be negative
     complexity_bits: float  # bits to name every weight's component under the mixture
-    validation_error: float  # percent, of the network as it is, not quantized
+    validation_error: float  # percent, of the network as it is; in the hard phase, as everything there, quantized
     components_alive: int  # components that are the most responsible for some weight, zero included
     density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights of each shared tensor
 
@@ -150,7 +150,7 @@ def _record(
             counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
             bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
             alive += int((counts.sum(0) > 0).sum())
-            shares = (1 - counts[:, 0] / counts.sum(1).clamp(min=1)).tolist()
+            shares = (counts[:, 1:].sum(1) / counts.sum(1).clamp(min=1)).tolist()
             density |= {s.name: share for s, share in zip(part.shared, shares, strict=True)}
         return EpochRecord(
             epoch=epoch,

@@ -27,7 +27,7 @@ class Compressed:
     """A network on its way into a file, with what led there."""
 
     quantized: QuantizedWeights
-    mixtures: Mapping[str, Mixture]  # merged; what each shared tensor was quantized with, where it was with one
+    mixtures: Mapping[str, Mixture] = field(repr=False)  # merged; with which each shared tensor was quantized, if any
     retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing; units as they were
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)

@@ -96,15 +96,20 @@ class Step:
         return task_loss, loss
 
     def curvatures(self, batch_size: float) -> list[Tensor]:
-        """Of the mean loss by each shared weight, about: the batch size times the mean square of its gradient."""
+        """Of the mean loss by each shared weight, about: the batch size times the mean square of its gradient.
+
+        Infinite for a weight that is not trained, of which nothing is known.
+        """
         if not self.prior:
             return []
         beta2 = self.optimizer.defaults["betas"][1]
         found = []
         for w in self.prior.view.tensors:
             state = self.optimizer.state.get(w)
-            mean_square = state["exp_avg_sq"] / (1 - beta2 ** float(state["step"])) if state else torch.zeros_like(w)
-            found.append(batch_size * mean_square)
+            if state:
+                found.append(batch_size * state["exp_avg_sq"] / (1 - beta2 ** float(state["step"])))
+            else:
+                found.append(torch.full_like(w, torch.inf))
         return found
 
     def _task_gradients(self, batch: Any) -> Tensor:
