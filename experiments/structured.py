@@ -1,0 +1,198 @@
+"""Whole units under a prior of their own: how many are left, what that costs, and how much faster the rest runs.
+
+LeNet-300-100 and LeNet-5-Caffe are pre-trained, then compressed without the units' prior (tau 0) and with it, at each
+`--tau`. The network of each file is shrunk to the units that are left and timed against the original, both dense, on
+the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
+
+    PYTHONPATH=src python3 experiments/structured.py --device cuda --out runs/structured.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from softshare import Task, compress
+from softshare.codec import decode, encode
+from softshare.config import CompressConfig
+from softshare.evaluate import final_error
+from softshare.shrink import shrink
+from softshare.structured import UnitPriorConfig, with_unit_prior
+from softshare.symmetries import simplify
+from softshare.zoo.experiments import get_experiment, make_task, pretrain_
+
+NAMES = ("lenet-300-100", "lenet-5-caffe")
+TAUS = (0.0, 0.05, 0.2)
+HARD_FROM = 0.5  # of the run: without a hard phase, quantizing costs a short run its accuracy
+BATCHES = (1, 256)
+TIMED_SECONDS, TIMED_MOST = 1.0, 500  # for each pair of networks
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compressed network. Speed-ups are of its shrunk, dense network over the original, on the CPU."""
+
+    experiment: str
+    seed: int
+    tau: float  # of the units' prior; 0: without it
+    units: str  # left in each layer, the last one's included
+    units_before: str
+    weights: int  # of the shrunk network
+    weights_before: int
+    nonzero: int
+    file_bytes: int
+    error: float  # percent, test, of the shrunk network
+    error_before: float
+    speedup_1: float  # at a batch of 1
+    speedup_256: float
+    microseconds_1: float  # of the shrunk network, median
+    microseconds_256: float
+    seconds: float  # of retraining
+    device: str  # of training
+    threads: int  # of timing
+
+
+def main() -> None:
+    options = parse()
+    console = Console(highlight=False)
+    start, rows = time.perf_counter(), list[Row]()
+    for name in options.experiment:
+        task = pretrained(name, options)
+        for tau in options.tau:
+            rows.append(run(task, tau, options))
+            console.print(f"[dim]{time.perf_counter() - start:5.0f} s: {name}, tau {tau:g}[/dim]")
+            if options.out:
+                write(rows, options.out)
+    console.print(table(rows))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
+    parser.add_argument("--epochs", type=int, default=30, help="of compression")
+    parser.add_argument("--pretrain-epochs", type=int, help="by default the experiment's own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tau", type=float, nargs="+", default=TAUS, help="of the units' prior; 0: without it")
+    parser.add_argument("--prior-tau", type=float, help="of the weights' prior; by default the experiment's own")
+    parser.add_argument("--narrow", type=float, default=UnitPriorConfig.narrow)
+    parser.add_argument("--broad", type=float, default=UnitPriorConfig.broad)
+    parser.add_argument("--incoming-only", action="store_true", help="a unit's outgoing weights are not its own")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    return parser.parse_args()
+
+
+def pretrained(name: str, options: argparse.Namespace) -> Task:
+    experiment, task = get_experiment(name), make_task(name, options.device, options.seed)
+    epochs = options.pretrain_epochs or experiment.pretrain.epochs
+    capture = torch.device(options.device).type == "cuda"
+    pretrain_(task, dataclasses.replace(experiment.pretrain, epochs=epochs, seed=options.seed, capture=capture))
+    return task
+
+
+def run(task: Task, tau: float, options: argparse.Namespace) -> Row:
+    """Compress, by way of the file's own bytes, shrink, and measure."""
+    units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
+    config = configured(get_experiment(task.name).compress, options)
+    compressed = compress(with_unit_prior(task, units) if tau else task, config)
+    quantized, _ = simplify(task.model, compressed.quantized, config.encode)
+    data = encode(quantized, config.encode)
+    small = shrink(task.model, decode(data)).eval()
+    original = copy.deepcopy(task.model).eval()
+    before, after = timed_on_cpu(original, small, next(iter(task.train)).images)
+    return Row(
+        experiment=task.name,
+        seed=options.seed,
+        tau=tau,
+        units=units_of(small),
+        units_before=units_of(original),
+        weights=sum(p.numel() for p in small.parameters()),
+        weights_before=sum(p.numel() for p in original.parameters()),
+        nonzero=quantized.n_nonzero,
+        file_bytes=len(data),
+        error=final_error(task, small),
+        error_before=final_error(task, original),
+        speedup_1=before[0] / after[0],
+        speedup_256=before[1] / after[1],
+        microseconds_1=1e6 * after[0],
+        microseconds_256=1e6 * after[1],
+        seconds=sum(record.seconds for record in compressed.history),
+        device=torch.cuda.get_device_name() if torch.device(options.device).type == "cuda" else "cpu",
+        threads=torch.get_num_threads(),
+    )
+
+
+def configured(config: CompressConfig, options: argparse.Namespace) -> CompressConfig:
+    capture = torch.device(options.device).type == "cuda"
+    config = config.override(epochs=options.epochs, seed=options.seed, hard_from=HARD_FROM, capture=capture)
+    return config if options.prior_tau is None else config.override(tau=options.prior_tau)
+
+
+def units_of(model: nn.Module) -> str:
+    return "-".join(str(m.weight.shape[0]) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+
+
+def timed_on_cpu(
+    original: nn.Module,
+    small: nn.Module,
+    images: Tensor,  # (n, 1, 28, 28)
+) -> tuple[list[float], list[float]]:  # seconds at each size of batch
+    """Medians of runs in turns, so that whatever else the machine does meets both alike."""
+    networks = [copy.deepcopy(model).cpu() for model in (original, small)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for n in BATCHES:
+        batch = images[:n].cpu()
+        taken: tuple[list[float], list[float]] = ([], [])
+        until = time.perf_counter() + TIMED_SECONDS
+        while time.perf_counter() < until and len(taken[0]) < TIMED_MOST:
+            for network, seconds in zip(networks, taken, strict=True):
+                seconds.append(clocked(lambda network=network, batch=batch: network(batch)))  # type: ignore[misc]
+        for medians, seconds in zip(times, taken, strict=True):
+            medians.append(statistics.median(seconds))
+    return times
+
+
+@torch.inference_mode()
+def clocked(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def table(rows: Sequence[Row]) -> Table:
+    out = Table(title="Units under a prior of their own", title_justify="left")
+    columns = ("experiment", "tau", "units left", "weights", "non-zero", "file", "error", "x batch 1", "x batch 256")
+    for k, column in enumerate(columns):
+        out.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
+    name = None
+    for row in rows:
+        if row.experiment != name:
+            name = row.experiment
+            before = (row.units_before, f"{row.weights_before:,}", "", f"{4 * row.weights_before:,}")
+            out.add_row(name, "before", *before, f"{row.error_before:.2f}", "1.0", "1.0")
+        after = (row.units, f"{row.weights:,}", f"{row.nonzero:,}", f"{row.file_bytes:,}", f"{row.error:.2f}")
+        out.add_row("", f"{row.tau:g}", *after, f"{row.speedup_1:.1f}", f"{row.speedup_256:.1f}")
+    return out
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Row)])
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in rows)
+
+
+if __name__ == "__main__":
+    main()
