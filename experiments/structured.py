@@ -1,8 +1,8 @@
 """Whole units under a prior of their own: how many are left, what that costs, and how much faster the rest runs.
 
 LeNet-300-100 and LeNet-5-Caffe are pre-trained, then compressed without the units' prior (tau 0) and with it, at each
-`--tau`. The network of each file is shrunk to the units that are left and timed against the original, both dense, on
-the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
+`--tau`. The network of each file is shrunk to the units that are left; at the end all of them and the original, dense,
+are timed on the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
 
     PYTHONPATH=src python3 experiments/structured.py --device cuda --out runs/structured.csv
 """
@@ -13,9 +13,11 @@ import argparse
 import copy
 import csv
 import dataclasses
+import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +36,10 @@ from softshare.symmetries import simplify
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")
-TAUS = (0.0, 0.05, 0.2)
+TAUS = (0.0, 0.02, 0.05, 0.1, 0.2)
 HARD_FROM = 0.5  # of the run: without a hard phase, quantizing costs a short run its accuracy
 BATCHES = (1, 256)
-TIMED_SECONDS, TIMED_MOST = 1.0, 500  # for each pair of networks
+TIMED_SECONDS, TIMED_MOST = 0.6, 500  # of each network at each size of batch; runs
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,30 @@ class Row:
     file_bytes: int
     error: float  # percent, test, of the shrunk network
     error_before: float
-    speedup_1: float  # at a batch of 1
-    speedup_256: float
-    microseconds_1: float  # of the shrunk network, median
-    microseconds_256: float
     seconds: float  # of retraining
     device: str  # of training
-    threads: int  # of timing
+    threads: int = 0  # of timing
+    microseconds_1: float = math.nan  # of the shrunk network at a batch of 1, median
+    microseconds_256: float = math.nan
+    speedup_1: float = math.nan
+    speedup_256: float = math.nan
 
 
 def main() -> None:
     options = parse()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     start, rows = time.perf_counter(), list[Row]()
     for name in options.experiment:
         task = pretrained(name, options)
+        found, networks = list[Row](), [copy.deepcopy(task.model).eval()]
         for tau in options.tau:
-            rows.append(run(task, tau, options))
-            console.print(f"[dim]{time.perf_counter() - start:5.0f} s: {name}, tau {tau:g}[/dim]")
-            if options.out:
-                write(rows, options.out)
+            row, network = run(task, tau, options)
+            found.append(row)
+            networks.append(network)
+            console.print(f"{time.perf_counter() - start:5.0f} s: {name}, tau {tau:g}", style="dim")
+        rows += timed(found, networks, next(iter(task.train)).images, options.threads)
+        if options.out:
+            write(rows, options.out)
     console.print(table(rows))
 
 
@@ -90,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--narrow", type=float, default=UnitPriorConfig.narrow)
     parser.add_argument("--broad", type=float, default=UnitPriorConfig.broad)
     parser.add_argument("--incoming-only", action="store_true", help="a unit's outgoing weights are not its own")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU, for timing")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     return parser.parse_args()
 
@@ -102,8 +109,8 @@ def pretrained(name: str, options: argparse.Namespace) -> Task:
     return task
 
 
-def run(task: Task, tau: float, options: argparse.Namespace) -> Row:
-    """Compress, by way of the file's own bytes, shrink, and measure."""
+def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Module]:
+    """Compress, shrink the network that the file decodes to, and measure all but the speed."""
     units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
     config = configured(get_experiment(task.name).compress, options)
     compressed = compress(with_unit_prior(task, units) if tau else task, config)
@@ -111,8 +118,7 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> Row:
     data = encode(quantized, config.encode)
     small = shrink(task.model, decode(data)).eval()
     original = copy.deepcopy(task.model).eval()
-    before, after = timed_on_cpu(original, small, next(iter(task.train)).images)
-    return Row(
+    row = Row(
         experiment=task.name,
         seed=options.seed,
         tau=tau,
@@ -124,14 +130,10 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> Row:
         file_bytes=len(data),
         error=final_error(task, small),
         error_before=final_error(task, original),
-        speedup_1=before[0] / after[0],
-        speedup_256=before[1] / after[1],
-        microseconds_1=1e6 * after[0],
-        microseconds_256=1e6 * after[1],
         seconds=sum(record.seconds for record in compressed.history),
         device=torch.cuda.get_device_name() if torch.device(options.device).type == "cuda" else "cpu",
-        threads=torch.get_num_threads(),
     )
+    return row, small
 
 
 def configured(config: CompressConfig, options: argparse.Namespace) -> CompressConfig:
@@ -144,30 +146,45 @@ def units_of(model: nn.Module) -> str:
     return "-".join(str(m.weight.shape[0]) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
 
 
-def timed_on_cpu(
-    original: nn.Module,
-    small: nn.Module,
+def timed(
+    rows: Sequence[Row],
+    networks: Sequence[nn.Module],  # the original, then one for each row
     images: Tensor,  # (n, 1, 28, 28)
-) -> tuple[list[float], list[float]]:  # seconds at each size of batch
-    """Medians of runs in turns, so that whatever else the machine does meets both alike."""
-    networks = [copy.deepcopy(model).cpu() for model in (original, small)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for n in BATCHES:
-        batch = images[:n].cpu()
-        taken: tuple[list[float], list[float]] = ([], [])
-        until = time.perf_counter() + TIMED_SECONDS
-        while time.perf_counter() < until and len(taken[0]) < TIMED_MOST:
-            for network, seconds in zip(networks, taken, strict=True):
-                seconds.append(clocked(lambda network=network, batch=batch: network(batch)))  # type: ignore[misc]
-        for medians, seconds in zip(times, taken, strict=True):
-            medians.append(statistics.median(seconds))
-    return times
+    threads: int,
+) -> list[Row]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    one, many = (medians([copy.deepcopy(m).cpu() for m in networks], images[:n].cpu()) for n in BATCHES)
+    torch.set_num_threads(before)
+    return [
+        dataclasses.replace(
+            row,
+            threads=threads,
+            microseconds_1=1e6 * one[k],
+            microseconds_256=1e6 * many[k],
+            speedup_1=one[0] / one[k],
+            speedup_256=many[0] / many[k],
+        )
+        for k, row in enumerate(rows, start=1)
+    ]
+
+
+def medians(networks: Sequence[nn.Module], batch: Tensor) -> list[float]:  # seconds
+    """Of many runs in turns, so that whatever else the machine does meets all networks alike."""
+    taken: list[list[float]] = [[] for _ in networks]
+    for network in networks:
+        clocked(network, batch)
+    until = time.perf_counter() + TIMED_SECONDS * len(networks)
+    while not taken[0] or (time.perf_counter() < until and len(taken[0]) < TIMED_MOST):
+        for network, seconds in zip(networks, taken, strict=True):
+            seconds.append(clocked(network, batch))
+    return [statistics.median(seconds) for seconds in taken]
 
 
 @torch.inference_mode()
-def clocked(function: Callable[[], object]) -> float:
+def clocked(network: nn.Module, batch: Tensor) -> float:
     start = time.perf_counter()
-    function()
+    network(batch)
     return time.perf_counter() - start
 
 
@@ -188,6 +205,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Row)])
         writer.writeheader()

@@ -30,9 +30,9 @@ class UnitPriorConfig:
     the two widths decide, and with hundreds of weights the mixing hardly counts.
     """
 
-    tau: float = 0.05  # weight against the error, in the meaning of the weights' prior
-    narrow: float = 0.5  # standard deviation of the weights of a unit that goes
-    broad: float = 2.0  # of one that stays
+    tau: float = 0.1  # weight against the error, in the meaning of the weights' prior
+    narrow: float = 0.25  # standard deviation of the weights of a unit that goes
+    broad: float = 1.0  # of one that stays: as before
     zero_mixing: float = 0.9  # share of units that are expected to go
     outgoing: bool = True  # whether a unit's outgoing weights go with its incoming ones and its bias
 
@@ -57,7 +57,7 @@ class _Part:
         """Of each unit, the sum of squares in units of the scale."""
         tensor = model.get_parameter(self.name)
         rows = 1 if self.dim == 0 else tensor.shape[0]
-        return (tensor.view(rows, self.n_units, -1) / self.scale).square().sum((0, 2))
+        return (tensor.reshape(rows, self.n_units, -1) / self.scale).square().sum((0, 2))
 
 
 @dataclass(frozen=True, eq=False)
