@@ -56,6 +56,7 @@ ROUTE = [
         ),
     ],
     ["symmetries"],
+    ["shrink", "structured"],
     ["route"],
     ["evaluate"],
     ["baselines.config", "baselines.kmeans", "baselines.layers"],
