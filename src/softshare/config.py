@@ -158,7 +158,7 @@ class PriorConfig:
 class RetrainConfig:
     """Retraining under the prior."""
 
-    epochs: int = option(40, "Passes over the training data.")
+    epochs: int = option(30, "Passes over the training data.")
     tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
     tau_warmup: float = option(0.8, "Share of the run over which tau rises linearly from 0.")
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")

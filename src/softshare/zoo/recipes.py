@@ -45,8 +45,16 @@ class Recipe:
         return dataclasses.replace(self, pretrain=pretrain, config=config)
 
 
-def _recipe(experiment: str, method: str, config: MethodConfig, task: TaskConfig | None = None) -> Recipe:
-    return Recipe(experiment, method, EXPERIMENTS[experiment].pretrain, task or TaskConfig(), config)
+def _recipe(
+    experiment: str,
+    method: str,
+    config: MethodConfig,
+    task: TaskConfig | None = None,
+    pretrain_epochs: int | None = None,
+) -> Recipe:
+    pretrain = EXPERIMENTS[experiment].pretrain
+    pretrain = dataclasses.replace(pretrain, epochs=pretrain_epochs or pretrain.epochs)
+    return Recipe(experiment, method, pretrain, task or TaskConfig(), config)
 
 
 def _by_layer(**values: float) -> tuple[LayerValue, ...]:
@@ -66,14 +74,15 @@ def _dns(c_rates: tuple[LayerValue, ...]) -> DnsConfig:
 _PAPER = CompressConfig.paper()
 # Section 6.1; its 100 epochs are told in 6.2.
 _NO_HYPERPRIORS = _PAPER.override(zero_precision_prior=None, free_precision_prior=None, mixing_prior=None, epochs=100)
-_AUGMENTED = TaskConfig(augment=True)
+_SMOOTHED, _AUGMENTED = TaskConfig(label_smoothing=0.05), TaskConfig(augment=True)
+_LONG = CompressConfig().override(epochs=80)
 _L300, _L5, _WRN = "lenet-300-100", "lenet-5-caffe", "wrn-16-4"
 
 RECIPES = (
     _recipe(_L300, "paper", _PAPER),
     _recipe(_L300, "paper-no-hyperpriors", _NO_HYPERPRIORS),
-    _recipe(_L300, "softshare", EXPERIMENTS[_L300].compress),
-    _recipe(_L300, "softshare-augmented", EXPERIMENTS[_L300].compress, _AUGMENTED),
+    _recipe(_L300, "softshare", _LONG, _SMOOTHED),
+    _recipe(_L300, "softshare-augmented", _LONG.override(zeroing=1.0), _AUGMENTED, pretrain_epochs=45),
     _recipe(
         _L300,
         "deep-compression",
@@ -81,8 +90,8 @@ RECIPES = (
     ),
     _recipe(_L300, "dns", _dns(_by_layer(fc1=3.0, fc2=4.0, fc3=3.0))),
     _recipe(_L5, "paper", _PAPER),
-    _recipe(_L5, "softshare", EXPERIMENTS[_L5].compress),
-    _recipe(_L5, "softshare-augmented", EXPERIMENTS[_L5].compress, _AUGMENTED),
+    _recipe(_L5, "softshare", _LONG.override(zeroing=1.0), _SMOOTHED),
+    _recipe(_L5, "softshare-augmented", _LONG.override(zeroing=8.0), _AUGMENTED, pretrain_epochs=30),
     _recipe(
         _L5,
         "deep-compression",
