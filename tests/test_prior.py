@@ -404,7 +404,7 @@ def test_the_width_sets_the_dead_zone(mean: float) -> None:
     """docs/math.md: zero yields at |mean| / 2 + std^2 / |mean| log(mixing_0 / mixing_j), 4.073 std or more."""
     std, log_odds = 0.5, math.log(0.999 / 0.00025)
     border = abs(mean) * std / 2 + std / abs(mean) * log_odds
-    assert border > 4.0727 * std
+    assert border > 4.0725 * std
     mixture = Mixture(
         torch.tensor([0.999, 0.00025]).log(), torch.tensor([0.0, mean * std]), torch.full((2,), 2 * math.log(std))
     )
