@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
-from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.step import Step
@@ -322,21 +321,3 @@ def test_other_dtypes_train(dtype: torch.dtype) -> None:
     history = retrain_(task, prior, dataclasses.replace(HARD, zeroing=0.3))
     assert all(math.isfinite(r.prior_loss) for r in history)
     assert all(p.dtype == dtype and bool(p.isfinite().all()) for p in task.model.parameters())
-
-
-@needs_gpu
-@each_prior
-def test_captured_training_gives_the_same_weights(config: ss.PriorConfig) -> None:
-    """From soft to hard in the second of four epochs, zeroing after each of the hard ones."""
-    states, histories = [], []
-    for capture in (False, True):
-        batches = [tuple(t.cuda() for t in images(16, seed=k)) for k in range(10)]
-        task = Task(Net().cuda(), batches, cross_entropy, lambda m: 1.0, 160)
-        prior = ss.MixturePrior(task.model, config)
-        changed = dataclasses.replace(HARD, epochs=4, hard_from=0.3, zeroing=0.3, lr_weights=1e-3, capture=capture)
-        histories.append(retrain_(task, prior, changed))
-        states.append({**task.model.state_dict(), **prior.state_dict()})
-    for plain, captured in zip(*histories, strict=True):
-        assert captured.density == pytest.approx(plain.density, abs=1e-6)
-    for name, value in states[1].items():
-        torch.testing.assert_close(value, states[0][name], rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ from torch.distributions import Gamma as TorchGamma
 
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
+from softshare.prior import Mixture
 from softshare.weights import WeightView
 
 
@@ -396,6 +397,19 @@ def test_a_width_is_relative(mixtures: Any, width: float) -> None:
         assert one.std.tolist() == pytest.approx([width * rms] * 4)
         w = part.gather()
         assert torch.equal(scaled.assign(8 * w), one.assign(w))
+
+
+@pytest.mark.parametrize("mean", [0.3, 1.0, -4.073, 8.0])
+def test_the_width_sets_the_dead_zone(mean: float) -> None:
+    """docs/math.md: zero yields at |mean| / 2 + std^2 / |mean| log(mixing_0 / mixing_j), 4.073 std or more."""
+    std, log_odds = 0.5, math.log(0.999 / 0.00025)
+    border = abs(mean) * std / 2 + std / abs(mean) * log_odds
+    assert border > 4.0725 * std
+    mixture = Mixture(
+        torch.tensor([0.999, 0.00025]).log(), torch.tensor([0.0, mean * std]), torch.full((2,), 2 * math.log(std))
+    )
+    w = math.copysign(border, mean) * torch.tensor([0.999, 1.001])
+    assert mixture.assign(w).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("mixtures", ["global", "layer"])

@@ -337,12 +337,14 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def trained(capture: bool, method: Any) -> tuple[dict[str, Tensor], list[float]]:
+def trained(
+    capture: bool, method: Any, mixtures: Any = "global", **changes: Any
+) -> tuple[dict[str, Tensor], list[float]]:
     """On batches of two shapes."""
     batches = [points(16 if k % 3 else 8, seed=k) for k in range(12)]
     task = Task(mlp(), batches, mean_loss, lambda m: 1.0, 160)
-    prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
-    config = dataclasses.replace(SOFT, epochs=4, tau=0.1, lr_weights=1e-3, capture=capture)
+    prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method, mixtures=mixtures))
+    config = dataclasses.replace(SOFT, epochs=4, tau=0.1, lr_weights=1e-3, capture=capture, **changes)
     history = retrain_(task, prior, config)
     return {**task.model.state_dict(), **prior.state_dict()}, [r.task_loss for r in history[1:]]
 
@@ -357,12 +359,27 @@ def test_captured_training_gives_the_same_weights(method: str) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("mixtures", ["global", "layer"])
 @pytest.mark.parametrize("method", ["exact", "table"])
-def test_a_step_never_waits_for_the_gpu(method: Any, capture: bool) -> None:
+def test_captured_training_in_the_hard_phase_gives_the_same_weights(method: str, mixtures: str) -> None:
+    """Soft in the first of four epochs; then another step is captured, and weights are zeroed between epochs."""
+    (plain, losses), (captured, captured_losses) = (
+        trained(capture, method, mixtures, hard_from=0.25, zeroing=0.3) for capture in (False, True)
+    )
+    assert captured_losses == pytest.approx(losses, rel=1e-4)
+    for name, value in captured.items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-3, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("method", ["exact", "table"])
+def test_a_step_never_waits_for_the_gpu(method: Any, hard: bool, capture: bool) -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
     step = (CapturedStep if capture else Step)(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = hard
     batch = points(8, 1)
     for _ in range(WARM_UP + 2):
         step.set(0.1, 1.0)
