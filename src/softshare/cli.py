@@ -386,10 +386,11 @@ def _run(
             f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; just before quantizing it "
             f"was {soft:.2f}% on validation data. "
             + (
-                "So quantizing did it: the weights had not settled on the components. Try --zero-mixing 0.9, a smaller "
-                "--init-std, more --components or more --epochs."
+                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which trains "
+                "on quantized weights, more --components or more --epochs."
                 if by_quantizing
-                else "So retraining did it: try a smaller --tau or another --lr-weights."
+                else "So retraining did it: try a smaller --tau, --zeroing or --width, more --epochs or another "
+                "--lr-weights."
             ),
             highlight=False,
         )

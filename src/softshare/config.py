@@ -160,7 +160,7 @@ class RetrainConfig:
 
     epochs: int = option(30, "Passes over the training data.")
     tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
-    tau_warmup: float = option(0.8, "Share of the run over which tau rises linearly from 0.")
+    tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.")
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
     optimizer: Optimizer = option("adam", "Of all that is trained: 'adam', or 'sgd' with Nesterov momentum of 0.9.")
     weight_decay: float = option(0.0, "Weight of half the sum of squares of all parameters in the loss.")
