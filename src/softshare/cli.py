@@ -89,11 +89,13 @@ class _TaskOptions:
     augment: bool | None = None
     label_smoothing: float | None = None
 
-    def config(self, experiment: str) -> TaskConfig:
-        always = get_experiment(experiment).always_augmented
-        if always and self.augment is False:
-            raise ConfigError(f"--no-augment: {experiment} is always augmented, as in the paper; leave the option out")
-        return TaskConfig(bool(self.augment) and not always, self.label_smoothing or 0.0)
+    def config(self, name: str) -> TaskConfig:
+        experiment, smoothing = get_experiment(name), self.label_smoothing
+        if experiment.always_augmented and self.augment is False:
+            raise ConfigError(f"--no-augment: {name} is always augmented, as in the paper; leave the option out")
+        if smoothing is None:
+            smoothing = 0.0 if self.augment else experiment.label_smoothing
+        return TaskConfig(bool(self.augment) and not experiment.always_augmented, smoothing)
 
     def require_none(self, spec: str) -> None:
         augment = "--no-augment" if self.augment is False else "--augment"
@@ -166,6 +168,8 @@ def compress(
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
+    if paper and task in EXPERIMENTS and label_smoothing is None:
+        label_smoothing = 0.0  # as in the paper
     options = _TaskOptions(data, augment, label_smoothing)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
 
@@ -386,8 +390,8 @@ def _run(
             f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; just before quantizing it "
             f"was {soft:.2f}% on validation data. "
             + (
-                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which trains "
-                "on quantized weights, more --components or more --epochs."
+                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which "
+                "trains on quantized weights, more --components or more --epochs."
                 if by_quantizing
                 else "So retraining did it: try a smaller --tau, --zeroing or --width, more --epochs or another "
                 "--lr-weights."

@@ -56,6 +56,7 @@ class Experiment:
     pretrain: RetrainConfig
     compress: CompressConfig
     paper: PaperRow
+    label_smoothing: float = 0.05  # the command line's default where images are not augmented; the paper has none
     augmentation: Augmentation = Augmentation(shift=2)
     always_augmented: bool = False  # as in the paper, whatever TaskConfig.augment says
     mixed_precision: bool = False  # of training, on a GPU
@@ -90,6 +91,7 @@ EXPERIMENTS = {
             pretrain=RetrainConfig(epochs=70, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
             compress=CompressConfig().override(rest_dtype="float16"),
             paper=PaperRow(6.48, 8.50, 6.6, 45),
+            label_smoothing=0.0,
             augmentation=Augmentation(shift=4, mirror=True),
             always_augmented=True,
             mixed_precision=True,
