@@ -297,6 +297,10 @@ def test_after_a_hard_run_quantizing_loses_nothing(zeroing: float) -> None:
     assert error(fresh) == pytest.approx(last.validation_error, rel=1e-6)
     shares = {t.name: t.n_nonzero / max(1, t.indices.numel()) for t in compressed.quantized.shared}
     assert last.density == pytest.approx(shares, abs=1e-6)
+    used: dict[int, set[int]] = {}
+    for t in compressed.quantized.shared:
+        used.setdefault(id(compressed.mixtures[t.name]), set()).update(t.indices.tolist())
+    assert last.components_alive == sum(len(values) for values in used.values())
     result = ss.measure(task, compressed, config)
     assert result.error_after == pytest.approx(last.validation_error, rel=1e-6)
     assert result.complexity_bytes == pytest.approx(last.complexity_bits / 8, rel=1e-5)

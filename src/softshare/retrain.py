@@ -1,4 +1,4 @@
-"""Retrain under the prior: task loss plus tau / N times -log p(w, theta), by Adam (paper, section 4.1)."""
+"""Retrain under the prior: task loss plus tau / N times -log p(w, theta) (paper, section 4.1); soft, then hard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EpochRecord:
     prior_loss: float  # -log p(w, theta), in nats; a density, so it may be negative
     complexity_bits: float  # bits to name every weight's component under the mixture
     validation_error: float  # percent, of the network as it is; in the hard phase, as everything there, quantized
-    components_alive: int  # components that are the most responsible for some weight, zero included
+    components_alive: int  # components that are the most responsible for some weight, zero included, of all mixtures
     density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights of each shared tensor
 
 
