@@ -88,8 +88,7 @@ class MixturePrior(nn.Module):
         names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
         self.parts = tuple(view.only(of_one) for of_one in names)  # the weights of each mixture
         self.view = WeightView(tuple(s for part in self.parts for s in part.shared), {}, {})  # in the same order
-        dtype = view.gather().dtype
-        means = [_initial_means(part, config).to(dtype) for part in self.parts]
+        means = [_initial_means(part, config).to(view.dtype) for part in self.parts]
         self.means = nn.Parameter(torch.stack(means))  # (parts, J)
         stds = [_initial_std(part, config) for part in self.parts]
         log_vars = self.means.new_tensor([[2 * math.log(std)] for std in stds])

@@ -95,6 +95,11 @@ class WeightView:
         return [s.tensor for s in self.shared]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The widest of the shared tensors' dtypes, float32 at least."""
+        return reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
+
+    @property
     def n_weights(self) -> int:
         return sum(t.numel() for t in self.tensors)
 
@@ -127,9 +132,8 @@ class WeightView:
         return state | {alias: state[name] for alias, name in self.tied.items()}
 
     def gather(self) -> Tensor:
-        """All shared weights as one flat copy, in the widest of their dtypes."""
-        dtype = reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
-        return torch.cat([t.detach().reshape(-1).to(dtype) for t in self.tensors])
+        """All shared weights as one flat copy."""
+        return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.tensors])
 
     def scatter_(
         self,
