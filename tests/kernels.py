@@ -25,6 +25,7 @@ Params = tuple[Tensor, Tensor, Tensor]  # log_mixing, mean, log_var
 HAS_GPU = torch.cuda.is_available()
 os.environ.setdefault("TRITON_INTERPRET", "0" if HAS_GPU else "1")  # before triton is loaded
 HAS_TRITON = find_spec("triton") is not None
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
 BACKENDS = ["torch", "numba", *(["triton"] if HAS_TRITON else [])]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_table = pytest.mark.parametrize("backend", BACKENDS[1:])
@@ -125,3 +126,47 @@ def assert_as_near_as(ours: Sequence[Tensor], plain: Sequence[Tensor], truth: Se
     """Allowed: twice the error of plain PyTorch in that dtype, plus 1e-6."""
     for error, allowed in zip(distance(ours, truth), distance(plain, truth), strict=True):
         assert error <= 2 * allowed + 1e-6
+
+
+def image(dtype: torch.dtype) -> Tensor:
+    return weights(5 * 4 * 3 * 2).reshape(5, 4, 3, 2).to(dtype)
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last)
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.permute(1, 3, 2, 0)
+
+
+def with_gaps(t: Tensor) -> Tensor:
+    return t[:, ::2, 1:]
+
+
+def with_even_gaps(t: Tensor) -> Tensor:
+    return t[..., ::2]
+
+
+def alike(t: Tensor) -> Tensor:
+    return t
+
+
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # of a weight, of its gradient
+    "contiguous": (alike, torch.empty_like),
+    "channels last": (channels_last, torch.empty_like),
+    "transposed": (transposed, torch.empty_like),
+    "gaps": (with_gaps, torch.empty_like),
+    "even gaps": (with_even_gaps, torch.empty_like),
+    "gaps in both": (with_gaps, lambda w: with_gaps(torch.empty(5, 4, 3, 2, dtype=w.dtype))),
+    "gradient channels last": (alike, lambda w: torch.empty_like(w, memory_format=torch.channels_last)),
+    "weight channels last": (channels_last, lambda w: torch.empty(w.shape, dtype=w.dtype)),
+    "weight transposed": (transposed, lambda w: torch.empty(w.shape, dtype=w.dtype)),
+}
+
+
+def stored(t: Tensor, dtype: torch.dtype, backend: str) -> Tensor:
+    """Rounded to nearest, but by triton's interpreter, which cuts bfloat16 off."""
+    if backend == "triton" and dtype == torch.bfloat16 and not HAS_GPU:
+        return (t.float().view(torch.int32) & -(2**16)).view(torch.float32)
+    return t.to(dtype)

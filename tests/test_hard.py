@@ -109,7 +109,7 @@ def test_within_each_weight_is_the_mean_of_its_component(config: ss.PriorConfig)
         strides = model.conv.weight.stride()
     for s, components in zip(prior.view.shared, assigned, strict=True):
         index, values = expected[s.name]
-        assert torch.equal(components, index.flatten())
+        assert torch.equal(components.long(), index)
         torch.testing.assert_close(during[s.name].double(), values, rtol=1e-6, atol=0)
         assert s.tensor.numel() == 0 or not torch.equal(during[s.name], before[s.name])
     assert strides == before["conv.weight"].stride()
@@ -163,7 +163,7 @@ def test_the_gradient_of_a_mean_is_the_sum_over_its_weights(
     for sums, part in zip(expected, prior.parts, strict=True):
         for w in part.tensors:
             grad = [0.0] * w.numel() if w.grad is None else w.grad.double().flatten().tolist()
-            for j, value in zip(next(components).tolist(), grad, strict=True):
+            for j, value in zip(next(components).flatten().tolist(), grad, strict=True):
                 sums[j] += value
     assert prior.means.grad is not None
     assert prior.means.grad.dtype == prior.means.dtype
@@ -179,7 +179,7 @@ def test_the_gradient_of_a_mean_is_autograds_through_a_gather(config: ss.PriorCo
     padded, components, values = F.pad(means, (1, 0)), iter(assigned), {}
     for k, part in enumerate(prior.parts):
         for s in part.shared:
-            values[s.name] = padded[k][next(components)].view_as(s.tensor)
+            values[s.name] = padded[k][next(components).long()]
     logits = torch.func.functional_call(model, values, (images(dtype=torch.float64)[0],), tie_weights=True)
     F.cross_entropy(logits.float(), images()[1]).backward()
     assert prior.means.grad is not None

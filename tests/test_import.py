@@ -22,8 +22,10 @@ ROUTE = [
     ["distill"],
     ["kernels.mixture"],
     ["kernels.mixture_numba", "kernels.mixture_triton", "kernels.mixture_table", "kernels.sample"],
-    ["kernels.choice"],
-    ["kernels", "kernels.table_numba", "kernels.table_triton"],  # the last two are loaded by name, when chosen
+    ["kernels.assign_torch", "kernels.choice"],
+    ["kernels.assign"],
+    # all but the first are loaded by name, when chosen
+    ["kernels", "kernels.assign_numba", "kernels.assign_triton", "kernels.table_numba", "kernels.table_triton"],
     ["prior"],
     ["hard", "rate"],
     ["step"],

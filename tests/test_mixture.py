@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import (
     HAS_GPU,
     HAS_TRITON,
+    LAYOUTS,
+    NARROW,
     Loss,
-    Params,
     assert_as_near_as,
+    channels_last,
     distance,
     each_backend,
     fused,
+    image,
     loss_and_grads,
     parameters,
+    stored,
     sweep_of,
     weights,
 )
@@ -32,11 +34,9 @@ from softshare.kernels import (
     find_sweep,
     log_joint,
     mixture,
-    mixture_assign,
     mixture_nll,
     mixture_nll_grad_,
     mixture_nll_ref,
-    mixture_numba,
 )
 from softshare.kernels.choice import available_backends
 
@@ -61,7 +61,6 @@ def test_gradients_are_those_of_finite_differences(loss: Loss, monkeypatch: pyte
     assert torch.autograd.gradcheck(lambda a, b, c, *ws: loss(ws, a, b, c), leaves)
 
 
-NARROW = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 511, 513, 1023, 1025]  # around the blocks of numba and the chunks of torch
 CASES = [("torch", torch.float64, n) for n in [*SIZES, 5000]]
 CASES += [(backend, dtype, n) for backend in ("torch", "numba") for dtype in NARROW for n in [*SIZES, 5000]]
@@ -188,45 +187,6 @@ def test_a_large_gradient_is_scaled_in_place_and_only_once(monkeypatch: pytest.M
 
 
 # The training step's way: added to gradients that are there
-
-
-def image(dtype: torch.dtype) -> Tensor:
-    return weights(5 * 4 * 3 * 2).reshape(5, 4, 3, 2).to(dtype)
-
-
-def channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last)
-
-
-def transposed(t: Tensor) -> Tensor:
-    return t.permute(1, 3, 2, 0)
-
-
-def with_gaps(t: Tensor) -> Tensor:
-    return t[:, ::2, 1:]
-
-
-def alike(t: Tensor) -> Tensor:
-    return t
-
-
-LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # of a weight, of its gradient
-    "contiguous": (alike, torch.empty_like),
-    "channels last": (channels_last, torch.empty_like),
-    "transposed": (transposed, torch.empty_like),
-    "gaps": (with_gaps, torch.empty_like),
-    "gaps in both": (with_gaps, lambda w: with_gaps(torch.empty(5, 4, 3, 2, dtype=w.dtype))),
-    "gradient channels last": (alike, lambda w: torch.empty_like(w, memory_format=torch.channels_last)),
-    "weight channels last": (channels_last, lambda w: torch.empty(w.shape, dtype=w.dtype)),
-    "weight transposed": (transposed, lambda w: torch.empty(w.shape, dtype=w.dtype)),
-}
-
-
-def stored(t: Tensor, dtype: torch.dtype, backend: str) -> Tensor:
-    """Rounded to nearest, but by triton's interpreter, which cuts bfloat16 off."""
-    if backend == "triton" and dtype == torch.bfloat16 and not HAS_GPU:
-        return (t.float().view(torch.int32) & -(2**16)).view(torch.float32)
-    return t.to(dtype)
 
 
 @each_backend
@@ -371,104 +331,3 @@ def test_no_gradient_asked_none_computed(backend: str) -> None:
     assert ours.numel < n
     assert not value.requires_grad
     torch.testing.assert_close(value, mixture_nll_ref([w.detach()], *params), rtol=1e-5, atol=0)
-
-
-# The arg-max
-
-ASSIGNS = {"torch": mixture.assign_torch, "numba": mixture_numba.assign, "choice": mixture_assign}
-each_assign = pytest.mark.parametrize("assign", ASSIGNS.values(), ids=ASSIGNS)
-Assign = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def joint_of(w: Tensor, params: Params) -> Tensor:
-    """log(mixing N(w)) of every component, in float64 from the parameters as they are, by torch.distributions."""
-    log_mixing, mean, log_var = (p.double()[:, None] for p in params)
-    log_prob: Tensor = Normal(mean, torch.exp(0.5 * log_var)).log_prob(w.double().reshape(-1))
-    return log_mixing + log_prob
-
-
-def assert_largest(assigned: Tensor, w: Tensor, params: Params) -> None:
-    """Nothing is likelier by more than float32 can tell: a few of its steps at the size of the terms."""
-    joint = joint_of(w, params)
-    largest, reached = joint.amax(0), joint.gather(0, assigned[None])[0]
-    allowed = 8 * torch.finfo(torch.float32).eps * (10 + joint.abs().amax(0))
-    assert bool((largest - reached <= allowed).all())
-
-
-@each_assign
-def test_assign_is_the_largest_responsibility(assign: Assign, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mixture.CHUNK_VALUES, "cpu", 40)
-    params, w = parameters(9, torch.float32), weights(1000, torch.float32)
-    expected = joint_of(w, params).argmax(0)
-    assigned = assign(w.reshape(20, 50), *params)
-    assert (assigned.dtype, assigned.shape) == (torch.int64, (1000,))
-    assert torch.equal(assigned, expected)
-
-
-def test_assign_in_float64_is_by_torch_and_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mixture.CHUNK_VALUES, "cpu", 40)
-    params, w = parameters(9), weights(1000)
-    assert torch.equal(mixture_assign(w, *params), joint_of(w, params).argmax(0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("n", [0, 1, 511, 512, 513, mixture_numba.PART + 7])
-@pytest.mark.parametrize("j", [1, 2, 17])
-def test_assign_by_numba_is_assign_by_torch(j: int, n: int, dtype: torch.dtype) -> None:
-    """On random weights, of which none lies within rounding of the border between two components."""
-    params, w = parameters(j, torch.float32), weights(n, dtype)
-    assert torch.equal(mixture_numba.assign(w, *params), mixture.assign_torch(w, *params))
-
-
-@each_assign
-def test_of_components_alike_the_first_is_assigned(assign: Assign) -> None:
-    params = parameters(3, torch.float32)
-    doubled: Params = (
-        torch.cat([params[0], params[0]]) - math.log(2),
-        torch.cat([params[1], params[1]]),
-        torch.cat([params[2], params[2]]),
-    )
-    w = weights(1000, torch.float32)
-    assert int(assign(w, *doubled).max()) < 3
-    assert torch.equal(assign(w, *doubled), joint_of(w, params).argmax(0))
-    between = torch.tensor([0.5, -0.5, 0.0])  # as far from one mean as from the other
-    even: Params = (torch.full((2,), 0.5).log(), torch.tensor([0.0, 1.0]), torch.zeros(2))
-    assert assign(between, *even).tolist() == [0, 0, 0]
-
-
-@each_assign
-@pytest.mark.parametrize("log_var", [-30.0, -12.0, 0.0, 30.0])
-@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e8])
-@pytest.mark.parametrize("zero_mixing", [0.5, 1 - 1e-7])
-def test_extremes_are_assigned_as_in_float64(assign: Assign, log_var: float, scale: float, zero_mixing: float) -> None:
-    log_mixing = torch.tensor([zero_mixing, *[(1 - zero_mixing) / 3] * 3]).log()
-    params: Params = (log_mixing, torch.tensor([0.0, -1.0, 0.25, 3.0]), torch.tensor([log_var] * 3 + [0.0]))
-    w = scale * weights(2000, torch.float32)
-    assert_largest(assign(w, *params), w, params)
-
-
-@each_assign
-def test_where_all_densities_are_0_the_zero_component_is_assigned(assign: Assign) -> None:
-    """Distances whose square no float32 holds."""
-    params = parameters(4, torch.float32)
-    w = torch.tensor([1e30, -1e30, 3e38])
-    assert assign(w, *params).tolist() == [0, 0, 0]
-
-
-@each_assign
-def test_assign_reads_values_in_their_logical_order_and_tracks_nothing(assign: Assign) -> None:
-    params = tuple(p.requires_grad_() for p in parameters(5, torch.float32))
-    w = weights(60, torch.float32).reshape(3, 4, 5).permute(2, 0, 1)
-    assigned = assign(w.requires_grad_(), *params)
-    assert not assigned.requires_grad
-    assert torch.equal(assigned, assign(w.detach().contiguous(), *params))
-
-
-def test_the_number_of_threads_changes_no_assignment() -> None:
-    params, w = parameters(5, torch.float32), weights(5 * mixture_numba.PART // 2, torch.float32)
-    one = mixture_numba.assign(w, *params)
-    torch.set_num_threads(3)
-    try:
-        assert torch.equal(mixture_numba.assign(w, *params), one)
-    finally:
-        torch.set_num_threads(1)

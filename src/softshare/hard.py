@@ -13,25 +13,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from softshare.kernels import quantize_, sum_by_component
 from softshare.prior import MixturePrior
 
 
 @contextmanager
 def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
     """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
-    kept = [w.detach().clone() for w in prior.view.tensors]
-    assigned = []
-    with torch.no_grad():
-        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-            for w in part.tensors:
-                assigned.append(mixture.assign(w))
-                w.copy_(mixture.mean[assigned[-1]].view_as(w))
+    assigned, kept = [], []
     try:
+        with torch.no_grad():
+            for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+                for w in part.tensors:
+                    index, own = quantize_(w, mixture.log_mixing, mixture.mean, mixture.log_var)
+                    assigned.append(index)
+                    kept.append(own)
         yield assigned
     finally:
         with torch.no_grad():
-            for w, own in zip(prior.view.tensors, kept, strict=True):
-                w.copy_(own)
+            if kept:  # less than all after an error
+                torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
 
 
 @torch.no_grad()
@@ -39,24 +40,9 @@ def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None
     """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
     if not prior.means.requires_grad:
         return
-    components, n, dtype = iter(assigned), prior.means.shape[1] + 1, prior.means.dtype
-    sums = []
-    for part in prior.parts:
-        sums.append(torch.stack([_sums(next(components), w.grad, n, dtype) for w in part.tensors]).sum(0))
-    gradient = torch.stack(sums)[:, 1:].contiguous()
+    rows = [k for k, part in enumerate(prior.parts) for _ in part.shared]
+    tensors = zip(assigned, prior.view.tensors, rows, strict=True)
+    sums = torch.empty_like(prior.log_vars)  # (parts, J + 1)
+    sum_by_component([(index, w.grad, row) for index, w, row in tensors if w.grad is not None], sums)
+    gradient = sums[:, 1:].contiguous()
     prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient
-
-
-def _sums(
-    index: Tensor,  # (m,) in [0, n)
-    values: Tensor | None,  # of m elements; None: zeros
-    n: int,
-    dtype: torch.dtype,
-) -> Tensor:  # (n,)
-    """Of the values of each index, in a fixed order: atomic adds would round differently each time."""
-    if values is None:
-        return torch.zeros(n, dtype=dtype, device=index.device)
-    values = values.reshape(-1)
-    if index.device.type == "cpu":
-        return torch.bincount(index, values.double(), n).to(dtype)
-    return ((index == torch.arange(n, device=index.device)[:, None]) * values).sum(1, dtype=dtype)

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from softshare.kernels import index_dtype as index_dtype  # also the files' own
 from softshare.prior import Mixture
 from softshare.weights import SharedTensor, WeightView
 
 _CHUNK = 1 << 20  # weights at a time, where narrow indices must be widened
-
-
-def index_dtype(n_values: int) -> torch.dtype:
-    """The narrowest dtype for indices into `n_values`: those of a large network would fill the memory as int64."""
-    return torch.uint8 if n_values <= 1 << 8 else torch.int16 if n_values <= 1 << 15 else torch.int32
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from softshare.errors import NotAvailableError
-from softshare.kernels.mixture import Sweep, assign_torch, sweep_torch
+from softshare.kernels.mixture import Sweep, sweep_torch
 from softshare.kernels.mixture_table import tabulated
 
 
@@ -29,20 +29,6 @@ def available_backends(
 @cache
 def _installed(package: str) -> bool:
     return find_spec(package) is not None
-
-
-def mixture_assign(
-    w: Tensor,  # any shape
-    log_mixing: Tensor,
-    mean: Tensor,
-    log_var: Tensor,
-) -> Tensor:  # (w.numel(),) int64
-    """The index of the most responsible component of each weight; of several alike, the first."""
-    name = available_backends(mean)[0]
-    if name != "numba":
-        return assign_torch(w, log_mixing, mean, log_var)
-    assigned: Tensor = import_module("softshare.kernels.mixture_numba").assign(w, log_mixing, mean, log_var)
-    return assigned
 
 
 def find_sweep(

@@ -1,4 +1,4 @@
-"""loss(w) = -sum_i log sum_j mixing_j N(w_i | mean_j, var_j), its gradients, and the arg-max of its terms."""
+"""loss(w) = -sum_i log sum_j mixing_j N(w_i | mean_j, var_j), and its gradients."""
 
 from __future__ import annotations
 
@@ -82,29 +82,29 @@ def mixture_nll_grad_(
     The training step's way: against autograd it saves a gradient's memory and three passes over it. `together`: small
     tensors are swept as one, in a copy, where that is faster.
     """
-    own = [g.permute(_memory_order(w)) for w, g in zip(weights, grads, strict=True)]
+    own = [g.permute(memory_order(w)) for w, g in zip(weights, grads, strict=True)]
     as_one = _small(weights, mean.device) if together else []
     flats, outs = [], []
     late: list[tuple[Tensor, Tensor]] = []  # gradients that are not swept in their own memory, and what to add to them
     for k, (w, g) in enumerate(zip(weights, own, strict=True)):
         if k not in as_one:
             out = g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format)
-            flats.append(_flat(w))
+            flats.append(flattened(w))
             outs.append(out.view(-1))
             late += [(g, out)] if out is not g else []
     if as_one:
-        flats.append(torch.cat([_flat(weights[k]).to(mean.dtype) for k in as_one]))
+        flats.append(torch.cat([flattened(weights[k]).to(mean.dtype) for k in as_one]))
         outs.append(torch.zeros_like(flats[-1]))
         parts = outs[-1].split([weights[k].numel() for k in as_one])
         late += [(own[k], part.view(own[k].shape)) for k, part in zip(as_one, parts, strict=True)]
-    with _on(mean.device):
+    with on(mean.device):
         loss, sums = sweep(_pieces(flats), log_mixing, mean, log_var, _pieces(outs), scale)
     if late:
         torch._foreach_add_([g for g, _ in late], [out.to(g.dtype) for g, out in late])
     return loss.to(mean.dtype), _mixture_grads(sums, mean)
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def on(device: torch.device) -> AbstractContextManager[object]:
     """Launches go to the current GPU, which need not be the weights' own."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -122,29 +122,19 @@ def _small(weights: Sequence[Tensor], device: torch.device) -> list[int]:
     return small if len(small) > 1 and sum(weights[k].numel() for k in small) <= SMALL_TOGETHER else []
 
 
-@torch.no_grad()
-def assign_torch(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
-    """The index of the most responsible component of each weight, (n,) int64, in chunks."""
-    w = w.detach().reshape(-1).to(mean.dtype)
-    out = torch.empty(w.shape, dtype=torch.int64, device=w.device)
-    for part in _chunks(len(w), mean):
-        out[part] = log_joint(w[part], log_mixing, mean, log_var).argmax(0)
-    return out
-
-
-def _chunks(n: int, mean: Tensor) -> Iterator[slice]:
+def chunks(n: int, mean: Tensor) -> Iterator[slice]:
     step = max(1, CHUNK_VALUES.get(mean.device.type, CHUNK_VALUES["cuda"]) // len(mean))
     return (slice(start, start + step) for start in range(0, n, step))
 
 
-def _memory_order(t: Tensor) -> list[int]:
+def memory_order(t: Tensor) -> list[int]:
     """Dimensions by falling stride: in that order a dense tensor lies in memory, channels last or transposed."""
     return sorted(range(t.dim()), key=t.stride().__getitem__, reverse=True)
 
 
-def _flat(t: Tensor) -> Tensor:
+def flattened(t: Tensor) -> Tensor:
     """As one vector in the order of memory: a view, unless the tensor has gaps."""
-    return t.detach().permute(_memory_order(t)).reshape(-1)
+    return t.detach().permute(memory_order(t)).reshape(-1).contiguous()  # even gaps reshape would leave in a view
 
 
 def sweep_torch(
@@ -164,7 +154,7 @@ def sweep_torch(
     loss = torch.zeros((), dtype=torch.float64, device=mean.device)
     sums = torch.zeros(3, len(mean), dtype=torch.float64, device=mean.device)
     for k, w in enumerate(weights):
-        for part in _chunks(len(w), mean):
+        for part in chunks(len(w), mean):
             distance = w[part].to(mean.dtype) - mean[:, None]  # (J, n)
             scaled = distance * precision
             joint = torch.addcmul(constant, distance, scaled, value=-0.5)
@@ -207,10 +197,10 @@ class _MixtureNLL(torch.autograd.Function):
         # In the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
         grads = [torch.empty(w.numel(), dtype=mean.dtype, device=w.device) for w in weights] if need_grad else None
         pieces = None if grads is None else _pieces(grads)
-        with _on(mean.device):
-            loss, sums = sweep(_pieces([_flat(w) for w in weights]), log_mixing, mean, log_var, pieces)
+        with on(mean.device):
+            loss, sums = sweep(_pieces([flattened(w) for w in weights]), log_mixing, mean, log_var, pieces)
         if grads is not None:
-            shaped = [_like(g, w) for g, w in zip(grads, weights, strict=True)]
+            shaped = [shaped_like(g, w) for g, w in zip(grads, weights, strict=True)]
             ctx.save_for_backward(_mixture_grads(sums, mean), *shaped)
             ctx.weight_dtypes = [w.dtype for w in weights]
         return loss.to(mean.dtype)
@@ -227,8 +217,8 @@ class _MixtureNLL(torch.autograd.Function):
         return (None, *(upstream * mixture_grads).unbind(), *own)
 
 
-def _like(flat: Tensor, w: Tensor) -> Tensor:
-    """The inverse of `_flat`."""
-    order = _memory_order(w)
+def shaped_like(flat: Tensor, w: Tensor) -> Tensor:
+    """The inverse of `flattened`."""
+    order = memory_order(w)
     places = sorted(range(w.dim()), key=order.__getitem__)
     return flat.view([w.shape[d] for d in order]).permute(places)

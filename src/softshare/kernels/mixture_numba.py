@@ -38,7 +38,9 @@ NO_TENSOR = torch.empty(0)
 _NOTHING = NO_TENSOR.numpy()
 
 
-compiled = compiler(Path(__file__).parent, ("mixture_numba", "mixture_table", "table_numba"), fastmath=_VECTORIZE)
+compiled = compiler(
+    Path(__file__).parent, ("assign_numba", "mixture_numba", "mixture_table", "table_numba"), fastmath=_VECTORIZE
+)
 
 
 @compiled
@@ -175,41 +177,6 @@ def _sweep_part(
                 for i in range(n):
                     out[i] = score[i]
     sums[3, 0] = -log2_evidence / LOG2_E
-
-
-@compiled
-def _assign_part(w: Floats, constant: Floats, mean: Floats, half_precision: Floats, out: npt.NDArray[np.int64]) -> None:
-    largest, index = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.int32)
-    for start in range(0, len(w), BLOCK):
-        block = w[start : start + BLOCK]
-        n = len(block)
-        for i in range(n):
-            largest[i] = np.float32(-np.inf)
-            index[i] = 0
-        for j in range(len(mean)):
-            c, m, h = constant[j], mean[j], half_precision[j]
-            for i in range(n):
-                distance = block[i] - m
-                value = c - h * distance * distance
-                index[i] = np.int32(j) if value > largest[i] else index[i]
-                largest[i] = max(largest[i], value)
-        for i in range(n):
-            out[start + i] = index[i]
-
-
-def assign(
-    w: Tensor,  # any shape
-    log_mixing: Tensor,  # (J,)
-    mean: Tensor,  # (J,)
-    log_var: Tensor,  # (J,)
-) -> Tensor:  # (w.numel(),) int64
-    constant = log_mixing.double() - 0.5 * (log_var.double() + math.log(2 * math.pi))
-    c, m, h = (t.detach().float().numpy() for t in (constant, mean, 0.5 * torch.exp(-log_var.double())))
-    flat = w.detach().reshape(-1)
-    out = torch.empty(len(flat), dtype=torch.int64)
-    parts, out_parts = cut([flat]), cut([out])
-    in_threads(lambda k: _assign_part(parts[k].float().numpy(), c, m, h, out_parts[k].numpy()), len(parts))
-    return out
 
 
 def sweep(

@@ -232,7 +232,7 @@ def sweep(
             sizes = {"FREE": free, "WIDTH": width, "BLOCK": BLOCK}
             _sweep_in_registers[(n_rows,)](*arguments, **sizes, **kinds, num_warps=1, maxnreg=REGISTERS.get(free, 255))
         else:
-            _sweep_in_tiles[(n_rows,)](*arguments, components, WIDTH=width, TILE=_tile(len(w)), **kinds)
+            _sweep_in_tiles[(n_rows,)](*arguments, components, WIDTH=width, TILE=tile(len(w)), **kinds)
         first += n_rows
     out = torch.empty(3 * components + 1, dtype=torch.float64, device=mean.device)
     _add_up[(3 * components + 1,)](partial, out, first, components, WIDTH=width, ROWS=ROWS, **OPTIONS)
@@ -240,11 +240,11 @@ def sweep(
 
 
 def _programs(n: int, device: torch.device, in_registers: bool) -> int:
-    blocks = -(-n // (BLOCK if in_registers else _tile(n)))
+    blocks = -(-n // (BLOCK if in_registers else tile(n)))
     return min(blocks, PROGRAMS_PER_SM * _multiprocessors(device)) if in_registers else blocks
 
 
-def _tile(n: int) -> int:
+def tile(n: int) -> int:
     """Smaller ones of few weights, as of a table's points, so that every multiprocessor has some."""
     return TILE if n > 2**18 else 128
 
