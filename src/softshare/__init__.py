@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
     from softshare.errors import SoftShareError
     from softshare.evaluate import Result, measure
+    from softshare.hard import hard
     from softshare.hyperpriors import Beta, Dirichlet, Gamma
     from softshare.prior import Mixture, MixturePrior
     from softshare.route import Compressed, compress
@@ -29,6 +30,7 @@ _HOMES = {
     "softshare.config": ("CompressConfig", "EncodeConfig", "MergeConfig", "PriorConfig", "RetrainConfig", "Rule"),
     "softshare.errors": ("SoftShareError",),
     "softshare.evaluate": ("Result", "measure"),
+    "softshare.hard": ("hard",),
     "softshare.hyperpriors": ("Beta", "Dirichlet", "Gamma"),
     "softshare.prior": ("Mixture", "MixturePrior"),
     "softshare.task": ("Task",),
@@ -52,6 +54,7 @@ __all__ = [
     "SoftShareError",
     "Task",
     "compress",
+    "hard",
     "inspect",
     "load",
     "load_into_",

@@ -18,6 +18,14 @@ from softshare.prior import MixturePrior
 
 
 @contextmanager
+def hard(prior: MixturePrior) -> Iterator[None]:
+    """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too."""
+    with quantized(prior) as assigned:
+        yield
+    add_mean_gradients_(prior, assigned)
+
+
+@contextmanager
 def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
     """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
     assigned, kept = [], []

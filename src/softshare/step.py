@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
-from softshare.hard import add_mean_gradients_, quantized
+from softshare.hard import hard
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
@@ -80,9 +80,8 @@ class Step:
         self.optimizer.zero_grad()
         self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
         if self.hard and self.prior:
-            with quantized(self.prior) as assigned:
+            with hard(self.prior):
                 task_loss = self._task_gradients(batch)
-            add_mean_gradients_(self.prior, assigned)
         else:
             self._start_prior()
             task_loss = self._task_gradients(batch)
