@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
     from softshare.errors import SoftShareError
     from softshare.evaluate import Result, measure
-    from softshare.hard import hard
+    from softshare.hard import hard_step
     from softshare.hyperpriors import Beta, Dirichlet, Gamma
     from softshare.prior import Mixture, MixturePrior
     from softshare.route import Compressed, compress
@@ -30,7 +30,7 @@ _HOMES = {
     "softshare.config": ("CompressConfig", "EncodeConfig", "MergeConfig", "PriorConfig", "RetrainConfig", "Rule"),
     "softshare.errors": ("SoftShareError",),
     "softshare.evaluate": ("Result", "measure"),
-    "softshare.hard": ("hard",),
+    "softshare.hard": ("hard_step",),
     "softshare.hyperpriors": ("Beta", "Dirichlet", "Gamma"),
     "softshare.prior": ("Mixture", "MixturePrior"),
     "softshare.task": ("Task",),
@@ -54,7 +54,7 @@ __all__ = [
     "SoftShareError",
     "Task",
     "compress",
-    "hard",
+    "hard_step",
     "inspect",
     "load",
     "load_into_",

@@ -18,7 +18,7 @@ from softshare.prior import MixturePrior
 
 
 @contextmanager
-def hard(prior: MixturePrior) -> Iterator[None]:
+def hard_step(prior: MixturePrior) -> Iterator[None]:
     """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too."""
     with quantized(prior) as assigned:
         yield

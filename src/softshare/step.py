@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
-from softshare.hard import hard
+from softshare.hard import hard_step
 from softshare.prior import MixturePrior
 from softshare.task import Task
 
@@ -80,7 +80,7 @@ class Step:
         self.optimizer.zero_grad()
         self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
         if self.hard and self.prior:
-            with hard(self.prior):
+            with hard_step(self.prior):
                 task_loss = self._task_gradients(batch)
         else:
             self._start_prior()
