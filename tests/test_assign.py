@@ -78,7 +78,7 @@ def clear(w: Tensor, params: Params) -> Tensor:
     joint = joint_of(w, params)
     if len(joint) == 1:
         return torch.ones(w.numel(), dtype=torch.bool)
-    first, second = joint.topk(2, 0).values
+    first, second = joint.topk(2, 0).values.unbind()
     return first - second > 2 * rounding(joint)
 
 
