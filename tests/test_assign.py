@@ -176,6 +176,17 @@ def test_extremes_are_assigned_as_in_float64(log_var: float, scale: float, zero_
 
 
 @each_backend
+def test_the_border_of_narrow_components_is_that_of_float64(device: str) -> None:
+    """To a few roundings of the terms, though a precision of e^30 rounds by 40 times more if its exponent does."""
+    for seed in range(20):
+        log_var = -24 - 6 * weights(2, torch.float32, seed).abs()
+        params: Params = (torch.full((2,), -math.log(2)), torch.tensor([0.0, 1.0]), log_var)
+        near, far = (0.5 * log_var.double()).exp().tolist()
+        w = near / (near + far) * (1 + 2 * EPS * torch.arange(-20, 21, dtype=torch.float64)).float()
+        assert_largest(assigned(w, params, device), w, params)
+
+
+@each_backend
 @pytest.mark.parametrize("std", [1e-6, 0.01])
 def test_weights_far_from_every_mean(std: float, device: str) -> None:
     """50 of its standard deviations and more, where every density is 0 in float32."""

@@ -16,7 +16,7 @@ import softshare as ss
 from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.retrain import EpochRecord, Hook, retrain_
-from softshare.step import Step
+from softshare.step import WARM_UP, CapturedStep, Step
 from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
@@ -340,3 +340,21 @@ def test_captured_training_gives_the_same_weights(config: ss.PriorConfig) -> Non
         assert captured.density == pytest.approx(plain.density, abs=1e-6)
     for name, value in states[1].items():
         torch.testing.assert_close(value, states[0][name], rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+@each_prior
+def test_a_captured_hard_step_is_the_uncaptured_one(config: ss.PriorConfig) -> None:
+    states = []
+    for kind in (Step, CapturedStep):
+        task = Task(Net().cuda(), [], cross_entropy, lambda m: 1.0, 36)
+        prior = spread(ss.MixturePrior(task.model, config))
+        step = kind(task, prior, dataclasses.replace(HARD, lr_weights=1e-3))
+        step.hard = True
+        for k in range(WARM_UP + 4):
+            step.set(0.3, 1.0)
+            x, y = images(seed=k)
+            step((x.cuda(), y.cuda()))
+        states.append({**task.model.state_dict(), **prior.state_dict()})
+    for name, value in states[1].items():
+        torch.testing.assert_close(value, states[0][name], rtol=1e-5, atol=1e-6)

@@ -358,11 +358,13 @@ def test_captured_training_gives_the_same_weights(method: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("method", ["exact", "table"])
-def test_a_step_never_waits_for_the_gpu(method: Any, capture: bool) -> None:
+def test_a_step_never_waits_for_the_gpu(method: Any, hard: bool, capture: bool) -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
     step = (CapturedStep if capture else Step)(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = hard
     batch = points(8, 1)
     for _ in range(WARM_UP + 2):
         step.set(0.1, 1.0)
