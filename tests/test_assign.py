@@ -78,7 +78,7 @@ def clear(w: Tensor, params: Params) -> Tensor:
     joint = joint_of(w, params)
     if len(joint) == 1:
         return torch.ones(w.numel(), dtype=torch.bool)
-    first, second = joint.topk(2, 0).values
+    first, second = joint.topk(2, 0).values.unbind()
     return first - second > 2 * rounding(joint)
 
 
@@ -173,6 +173,17 @@ def test_extremes_are_assigned_as_in_float64(log_var: float, scale: float, zero_
     joint = joint_of(w, params)
     allowed = 8 * EPS * (10 + joint.abs().amax(0))
     assert bool((joint.amax(0) - joint.gather(0, index.cpu().long()[None])[0] <= allowed).all())
+
+
+@each_backend
+def test_the_border_of_narrow_components_is_that_of_float64(device: str) -> None:
+    """To a few roundings of the terms, though a precision of e^30 rounds by 40 times more if its exponent does."""
+    for seed in range(20):
+        log_var = -24 - 6 * weights(2, torch.float32, seed).abs()
+        params: Params = (torch.full((2,), -math.log(2)), torch.tensor([0.0, 1.0]), log_var)
+        near, far = (0.5 * log_var.double()).exp().tolist()
+        w = near / (near + far) * (1 + 2 * EPS * torch.arange(-20, 21, dtype=torch.float64)).float()
+        assert_largest(assigned(w, params, device), w, params)
 
 
 @each_backend

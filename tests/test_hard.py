@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import softshare as ss
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.retrain import EpochRecord, Hook, retrain_
-from softshare.step import Step
+from softshare.step import WARM_UP, CapturedStep, Step
 from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
@@ -325,3 +325,21 @@ def test_other_dtypes_train(dtype: torch.dtype) -> None:
     history = retrain_(task, prior, dataclasses.replace(HARD, zeroing=0.3))
     assert all(math.isfinite(r.prior_loss) for r in history)
     assert all(p.dtype == dtype and bool(p.isfinite().all()) for p in task.model.parameters())
+
+
+@needs_gpu
+@each_prior
+def test_a_captured_hard_step_is_the_uncaptured_one(config: ss.PriorConfig) -> None:
+    states = []
+    for kind in (Step, CapturedStep):
+        task = Task(Net().cuda(), [], cross_entropy, lambda m: 1.0, 36)
+        prior = spread(ss.MixturePrior(task.model, config))
+        step = kind(task, prior, dataclasses.replace(HARD, lr_weights=1e-3))
+        step.hard = True
+        for k in range(WARM_UP + 4):
+            step.set(0.3, 1.0)
+            x, y = images(seed=k)
+            step((x.cuda(), y.cuda()))
+        states.append({**task.model.state_dict(), **prior.state_dict()})
+    for name, value in states[1].items():
+        torch.testing.assert_close(value, states[0][name], rtol=1e-5, atol=1e-6)
