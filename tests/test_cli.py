@@ -403,6 +403,32 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
     assert run("evaluate", tmp_path / "run") == 0
 
 
+def test_compress_an_experiment_from_scratch(
+    mnist: tuple[Split, Split, Split], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softshare.cli.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
+    args = ["compress", "lenet-300-100", "--from-scratch", "--epochs", 1, "--seed", 4, "--out", tmp_path / "run"]
+    assert run(*args) == 0
+    assert sorted(os.listdir(tmp_path / "run")) == RUN_FILES
+    torch.manual_seed(4)
+    fresh = LeNet300100().state_dict()
+    assert_same_state(safetensors.torch.load_file(tmp_path / "run" / "pretrained.safetensors"), fresh)
+    result = result_of(tmp_path / "run")
+    assert result["config"]["task"]["from_scratch"] is True
+    assert result["error_before"] == lenet_error(fresh, mnist[2])
+
+
+def test_from_scratch_takes_no_weights_that_are_there_already(
+    mnist: tuple[Split, Split, Split], tmp_path: Path, refused: Refusals
+) -> None:
+    safetensors.torch.save_file(LeNet300100().state_dict(), tmp_path / "pretrained.safetensors")
+    args = ["compress", "lenet-300-100", "--from-scratch", "--epochs", 1]
+    refused(*args, "--out", tmp_path, naming=["--overwrite", str(tmp_path)])
+    weights = tmp_path / "pretrained.safetensors"
+    refused(*args, "--weights", weights, "--out", tmp_path / "run", naming=["--from-scratch", "--weights"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--out", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
@@ -593,7 +619,11 @@ def test_augmentation_and_smoothing_reach_the_task_and_the_result(
     assert run("pretrain", "lenet-300-100", "--out", tmp_path / "run", *flags) == 0
     assert run("compress", "lenet-300-100", "--out", tmp_path / "run", "--epochs", 1, *flags) == 0
     assert seen == [given, given]
-    assert result_of(tmp_path / "run")["config"]["task"] == {"augment": True, "label_smoothing": 0.1}
+    assert result_of(tmp_path / "run")["config"]["task"] == {
+        "augment": True,
+        "label_smoothing": 0.1,
+        "from_scratch": False,
+    }
 
 
 def test_cifar_10_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
