@@ -344,6 +344,20 @@ def test_compress_says_when_the_error_rose(
     assert (result["error_before"], result["error_after"]) == (5.0, after)  # of `test`, not of `evaluate`
 
 
+def test_the_error_before_quantizing_is_not_that_after_training_the_codebooks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "len(model[4].weight.unique()) <= 17"
+    changes = f"evaluate=lambda model: 7.0 if {few} else 4.0, test=lambda model: 50.0 if {few} else 5.0"
+    spec = write_task(tmp_path, f"def task():\n    return make_task({changes})")
+    args = ["--epochs", 2, "--hard-from", 1, "--codebook-epochs", 1, "--out", tmp_path / "run"]
+    assert run("compress", spec, *args) == 0
+    assert "just before quantizing it was 4.00% on validation data" in " ".join(capsys.readouterr().out.split())
+    with (tmp_path / "run" / "history.csv").open() as file:
+        rows = [(row["epoch"], float(row["validation_error"])) for row in csv.DictReader(file)]
+    assert rows == [("0", 4.0), ("1", 4.0), ("2", 4.0), ("2", 7.0), ("3", 7.0)]
+
+
 def test_the_default_folder_carries_the_files_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.pytorch").mkdir()
     spec = write_task(tmp_path / "my.pytorch")
@@ -594,7 +608,7 @@ def test_options_of_an_experiment_that_are_wrong(command: str, tmp_path: Path, r
 
 
 @pytest.mark.parametrize(
-    "flags", ["--data x", "--augment", "--no-augment", "--label-smoothing 0", "--data x --augment"]
+    "flags", ["--data x", "--augment", "--no-augment", "--label-smoothing 0", "--data x --augment", "--from-scratch"]
 )
 def test_a_task_of_the_users_takes_no_options_of_an_experiment(flags: str, tmp_path: Path, refused: Refusals) -> None:
     spec = write_task(tmp_path)

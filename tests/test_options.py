@@ -104,7 +104,8 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "--method table --sample-one-in 3 --sample-schedule random "
         "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --optimizer sgd --weight-decay 0.5 "
         "--schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
-        "--merge-threshold 2 --codebook-epochs 3 --lr-codebook 1e-5 --no-symmetries --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
+        "--merge-threshold 2 --codebook-epochs 3 --lr-codebook 1e-5 --no-symmetries "
+        "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
     assert overrides == {
