@@ -440,6 +440,7 @@ def test_from_scratch_takes_no_weights_that_are_there_already(
     refused(*args, "--out", tmp_path, naming=["--overwrite", str(tmp_path)])
     weights = tmp_path / "pretrained.safetensors"
     refused(*args, "--weights", weights, "--out", tmp_path / "run", naming=["--from-scratch", "--weights"])
+    refused(*args, "--distill", 0.5, "--out", tmp_path / "run", naming=["--from-scratch", "--distill"])
     assert not (tmp_path / "run").exists()
 
 

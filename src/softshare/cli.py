@@ -192,6 +192,8 @@ def compress(
         raise ConfigError(
             f"--from-scratch starts from a fresh network, --weights {weights} from a trained one; leave one of them out"
         )
+    if from_scratch and config.retrain.distill:
+        raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
     options = _TaskOptions(data, augment, label_smoothing, from_scratch)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
 
