@@ -33,8 +33,8 @@ from softshare.baselines.config import TrainConfig
 from softshare.baselines.dns import Spliced
 from softshare.baselines.layers import layers_of
 from softshare.baselines.masks import Masked
-from softshare.baselines.phases import with_l2
-from softshare.baselines.sharing import Centroids, quantize_values
+from softshare.baselines.sharing import kmeans_codebooks
+from softshare.baselines.tasks import with_l2
 from softshare.codec import decode
 from softshare.config import Codec, EncodeConfig, RetrainConfig, Rule
 from softshare.errors import ConfigError, ModelError
@@ -186,22 +186,22 @@ def test_a_centroid_has_the_sum_of_its_weights_gradients_by_finite_differences()
     task, batch = make_task(model), (x.double(), y)
     with torch.no_grad():
         linear(model, 0).weight.mul_(linear(model, 0).weight.abs() > 0.1)
-    latent = Centroids(layers_of(shared(model)), ShareConfig(fc_bits=2))
+    latent = kmeans_codebooks(layers_of(shared(model)), ShareConfig(fc_bits=2))
     latent.push_()
-    before = [layer.codebook.detach().clone() for layer in latent.layers]
+    before = [book.values.detach().clone() for book in latent.books]
     assert [len(b) for b in before] == [4, 4]
     task.loss(model, batch).backward()
     latent.pull_()
-    gradients = [layer.codebook.grad for layer in latent.layers]
-    for layer, start, gradient in zip(latent.layers, before, gradients, strict=True):
+    gradients = [book.values.grad for book in latent.books]
+    for book, start, gradient in zip(latent.books, before, gradients, strict=True):
         assert gradient is not None
         for j in range(len(start)):
             losses = []
             for sign in (1, -1):
-                layer.codebook.data[j] = start[j] + sign * 1e-6
+                book.values.data[j] = start[j] + sign * 1e-6
                 latent.push_()
                 losses.append(float(task.loss(model, batch).detach()))
-            layer.codebook.data[j] = start[j]
+            book.values.data[j] = start[j]
             latent.push_()
             assert gradient[j].item() == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
@@ -212,13 +212,13 @@ def test_centroids_leave_pruned_weights_and_the_assignment_alone() -> None:
     with torch.no_grad():
         weight.mul_(weight.abs() > 0.1)
     zero = weight == 0
-    latent = Centroids(layers_of(shared(task.model)), ShareConfig(fc_bits=2))
-    index = [layer.index.clone() for layer in latent.layers]
+    latent = kmeans_codebooks(layers_of(shared(task.model)), ShareConfig(fc_bits=2))
+    index = [book.index.clone() for book in latent.books]
     norm = linear(task.model, 1).weight.detach().clone()
     retrain_(task, None, RetrainConfig(epochs=2, lr_weights=1e-2), (), latent)
     assert torch.equal(weight == 0, zero)
     assert len(weight[~zero].unique()) <= 4
-    assert all(torch.equal(layer.index, i) for layer, i in zip(latent.layers, index, strict=True))
+    assert all(torch.equal(book.index, i) for book, i in zip(latent.books, index, strict=True))
     assert not torch.equal(linear(task.model, 1).weight, norm)  # what is not shared is trained
 
 
@@ -529,7 +529,7 @@ def test_values_of_a_network_become_codebooks_by_layer() -> None:
         linear(model, 0).bias.copy_(torch.tensor([2.0, 0.5]))
         linear(model, 1).weight.zero_()
         linear(model, 1).bias.zero_()
-    quantized = quantize_values(shared(model))
+    quantized = kmeans_codebooks(layers_of(shared(model)), ShareConfig()).quantize(shared(model))
     first, bias, second, _ = quantized.shared
     assert first.codebook.tolist() == bias.codebook.tolist() == [0, 0.5, -2, 2]
     assert first.indices.tolist() == [0, 2, 1, 0]

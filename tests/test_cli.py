@@ -344,6 +344,20 @@ def test_compress_says_when_the_error_rose(
     assert (result["error_before"], result["error_after"]) == (5.0, after)  # of `test`, not of `evaluate`
 
 
+def test_the_error_before_quantizing_is_not_that_after_training_the_codebooks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "len(model[4].weight.unique()) <= 17"
+    changes = f"evaluate=lambda model: 7.0 if {few} else 4.0, test=lambda model: 50.0 if {few} else 5.0"
+    spec = write_task(tmp_path, f"def task():\n    return make_task({changes})")
+    args = ["--epochs", 2, "--hard-from", 1, "--codebook-epochs", 1, "--out", tmp_path / "run"]
+    assert run("compress", spec, *args) == 0
+    assert "just before quantizing it was 4.00% on validation data" in " ".join(capsys.readouterr().out.split())
+    with (tmp_path / "run" / "history.csv").open() as file:
+        rows = [(row["epoch"], float(row["validation_error"])) for row in csv.DictReader(file)]
+    assert rows == [("0", 4.0), ("1", 4.0), ("2", 4.0), ("2", 7.0), ("3", 7.0)]
+
+
 def test_the_default_folder_carries_the_files_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.pytorch").mkdir()
     spec = write_task(tmp_path / "my.pytorch")
@@ -401,6 +415,33 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
     assert result["file_bytes"] == (tmp_path / "run" / "model.sws").stat().st_size
     assert (result["experiment"], result["dataset"]) == ("lenet-300-100", "MNIST")
     assert run("evaluate", tmp_path / "run") == 0
+
+
+def test_compress_an_experiment_from_scratch(
+    mnist: tuple[Split, Split, Split], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softshare.cli.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
+    args = ["compress", "lenet-300-100", "--from-scratch", "--epochs", 1, "--seed", 4, "--out", tmp_path / "run"]
+    assert run(*args) == 0
+    assert sorted(os.listdir(tmp_path / "run")) == RUN_FILES
+    torch.manual_seed(4)
+    fresh = LeNet300100().state_dict()
+    assert_same_state(safetensors.torch.load_file(tmp_path / "run" / "pretrained.safetensors"), fresh)
+    result = result_of(tmp_path / "run")
+    assert result["config"]["task"]["from_scratch"] is True
+    assert result["error_before"] == lenet_error(fresh, mnist[2])
+
+
+def test_from_scratch_takes_no_weights_that_are_there_already(
+    mnist: tuple[Split, Split, Split], tmp_path: Path, refused: Refusals
+) -> None:
+    safetensors.torch.save_file(LeNet300100().state_dict(), tmp_path / "pretrained.safetensors")
+    args = ["compress", "lenet-300-100", "--from-scratch", "--epochs", 1]
+    refused(*args, "--out", tmp_path, naming=["--overwrite", str(tmp_path)])
+    weights = tmp_path / "pretrained.safetensors"
+    refused(*args, "--weights", weights, "--out", tmp_path / "run", naming=["--from-scratch", "--weights"])
+    refused(*args, "--distill", 0.5, "--out", tmp_path / "run", naming=["--from-scratch", "--distill"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -568,7 +609,7 @@ def test_options_of_an_experiment_that_are_wrong(command: str, tmp_path: Path, r
 
 
 @pytest.mark.parametrize(
-    "flags", ["--data x", "--augment", "--no-augment", "--label-smoothing 0", "--data x --augment"]
+    "flags", ["--data x", "--augment", "--no-augment", "--label-smoothing 0", "--data x --augment", "--from-scratch"]
 )
 def test_a_task_of_the_users_takes_no_options_of_an_experiment(flags: str, tmp_path: Path, refused: Refusals) -> None:
     spec = write_task(tmp_path)
@@ -593,7 +634,11 @@ def test_augmentation_and_smoothing_reach_the_task_and_the_result(
     assert run("pretrain", "lenet-300-100", "--out", tmp_path / "run", *flags) == 0
     assert run("compress", "lenet-300-100", "--out", tmp_path / "run", "--epochs", 1, *flags) == 0
     assert seen == [given, given]
-    assert result_of(tmp_path / "run")["config"]["task"] == {"augment": True, "label_smoothing": 0.1}
+    assert result_of(tmp_path / "run")["config"]["task"] == {
+        "augment": True,
+        "label_smoothing": 0.1,
+        "from_scratch": False,
+    }
 
 
 def test_cifar_10_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule, SimplifyConfig
+from softshare.config import (
+    CodebookConfig,
+    CompressConfig,
+    EncodeConfig,
+    MergeConfig,
+    PriorConfig,
+    RetrainConfig,
+    Rule,
+    SimplifyConfig,
+)
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
@@ -17,6 +26,7 @@ STAGES = {
     "prior": PriorConfig,
     "retrain": RetrainConfig,
     "merge": MergeConfig,
+    "codebook": CodebookConfig,
     "simplify": SimplifyConfig,
     "encode": EncodeConfig,
 }
@@ -51,6 +61,7 @@ EVERY_OPTION = CompressConfig(
         seed=-5,
     ),
     merge=MergeConfig(merge_threshold=0.0),
+    codebook=CodebookConfig(codebook_epochs=7, lr_codebook=3),
     simplify=SimplifyConfig(symmetries=False),
     encode=EncodeConfig(codec="han", rest_dtype="bfloat16"),
 )
@@ -89,12 +100,15 @@ def test_the_paper_configuration_has_nothing_past_the_paper() -> None:
     assert (paper.prior.sample_one_in, paper.prior.rules) == (1, ())
     assert (paper.retrain.hard_from, paper.retrain.zeroing, paper.retrain.distill) == (1, 0, 0)
     assert (paper.retrain.optimizer, paper.retrain.weight_decay) == ("adam", 0)
+    assert paper.codebook.codebook_epochs == 0
     assert not paper.simplify.symmetries
 
 
 def test_all_stages_have_defaults() -> None:
     config = CompressConfig()
-    assert config == CompressConfig(PriorConfig(), RetrainConfig(), MergeConfig(), SimplifyConfig(), EncodeConfig())
+    assert config == CompressConfig(
+        PriorConfig(), RetrainConfig(), MergeConfig(), CodebookConfig(), SimplifyConfig(), EncodeConfig()
+    )
     assert config != CompressConfig.paper()
 
 
@@ -171,6 +185,7 @@ stages = st.builds(
         seed=st.integers(0, 2**63 - 1),
     ),
     st.builds(MergeConfig, st.floats(0, 1e9)),
+    st.builds(CodebookConfig, st.integers(0), positive),
     st.builds(SimplifyConfig, st.booleans()),
     st.builds(EncodeConfig, rest_dtype=st.sampled_from(["float32", "float16", "bfloat16"])),
 )
@@ -313,6 +328,11 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("distill", -0.1),
     ("distill", 1.1),
     ("distill", math.nan),
+    ("codebook_epochs", -1),
+    ("codebook_epochs", 0.5),
+    ("lr_codebook", 0.0),
+    ("lr_codebook", math.inf),
+    ("lr_codebook", math.nan),
     ("symmetries", "yes"),
     ("seed", 2**64),
     ("seed", -(2**63) - 1),
@@ -362,6 +382,7 @@ def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
         prior=dataclasses.replace(base.prior, components=4, rules=rules, zero_precision_prior=None),
         retrain=dataclasses.replace(base.retrain, tau=0.5),
         merge=MergeConfig(2.0),
+        codebook=base.codebook,
         simplify=base.simplify,
         encode=EncodeConfig(rest_dtype="float16"),
     )

@@ -19,9 +19,9 @@ import softshare
 from softshare.codec import load_into_
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig
 from softshare.errors import ConfigError, FormatError
-from softshare.evaluate import Result, complexity_bits, entropy_bits, final_error, load_copy, measure
+from softshare.evaluate import Result, entropy_bits, final_error, load_copy, measure
 from softshare.prior import Mixture, MixturePrior
-from softshare.quantize import QuantizedTensor, QuantizedWeights
+from softshare.quantize import QuantizedTensor, QuantizedWeights, complexity_bits
 from softshare.retrain import EpochRecord
 from softshare.route import Compressed
 from softshare.task import Task

@@ -30,8 +30,9 @@ ROUTE = [
     ["hard", "rate"],
     ["step"],
     ["retrain"],
-    ["merge"],
+    ["merge", "phases"],
     ["chains", "quantize"],
+    ["codebook"],
     [
         "codec",
         *(
@@ -62,7 +63,7 @@ ROUTE = [
     ["route"],
     ["evaluate"],
     ["baselines.config", "baselines.kmeans", "baselines.layers"],
-    ["baselines.masks", "baselines.phases", "baselines.sharing"],
+    ["baselines.masks", "baselines.sharing", "baselines.tasks"],
     ["baselines.deep_compression", "baselines.dns"],
     ["baselines.accounting"],
     ["baselines"],

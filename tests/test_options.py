@@ -63,7 +63,7 @@ def test_every_field_is_an_option_with_its_help_and_default(field: dataclasses.F
 
 def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_help: str) -> None:
     order = ["Prior", "--components", "Retraining", "--epochs", "Merging", "--merge-threshold"]
-    order += ["Simplifying", "--symmetries", "File", "--codec"]
+    order += ["Codebook", "--codebook-epochs", "Simplifying", "--symmetries", "File", "--codec"]
     places = [re.search(rf"(?<![\w-]){word} ", compress_help[compress_help.index("Options") :]) for word in order]
     starts = [match.start() for match in places if match]
     assert len(starts) == len(order)
@@ -104,7 +104,8 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "--method table --sample-one-in 3 --sample-schedule random "
         "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --optimizer sgd --weight-decay 0.5 "
         "--schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
-        "--merge-threshold 2 --no-symmetries --codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
+        "--merge-threshold 2 --codebook-epochs 3 --lr-codebook 1e-5 --no-symmetries "
+        "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())
     assert overrides == {
@@ -134,6 +135,8 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "seed": -3,
         "capture": True,
         "merge_threshold": 2.0,
+        "codebook_epochs": 3,
+        "lr_codebook": 1e-5,
         "symmetries": False,
         "codec": "han",
         "codebook_dtype": "bfloat16",

@@ -88,6 +88,7 @@ class _TaskOptions:
     data: Path | None = None
     augment: bool | None = None
     label_smoothing: float | None = None
+    from_scratch: bool = False
 
     def config(self, name: str) -> TaskConfig:
         experiment, smoothing = get_experiment(name), self.label_smoothing
@@ -102,6 +103,15 @@ class _TaskOptions:
         given = {"--data": self.data, augment: self.augment, "--label-smoothing": self.label_smoothing}
         if flags := [flag for flag, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(flags)}: {spec} has its own data and its own loss; leave the option out")
+        if self.from_scratch:
+            raise ConfigError(f"--from-scratch: {spec} has its own model, trained or not; leave the option out")
+
+    def changes(self, name: str) -> dict[str, Any]:
+        """What a result says of its task; empty where all is as ever."""
+        changed = self.config(name)
+        if changed == TaskConfig() and not self.from_scratch:
+            return {}
+        return {"task": {**dataclasses.asdict(changed), "from_scratch": self.from_scratch}}
 
 
 @app.command()
@@ -151,6 +161,14 @@ def compress(
             "the folder, or pre-trains first."
         ),
     ] = None,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="For an experiment: no pre-training; the fresh network is trained under the prior from the first "
+            "step. A width is then relative to its initialization.",
+        ),
+    ] = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="Start from the paper's settings, not from our defaults.")
     ] = False,
@@ -170,7 +188,13 @@ def compress(
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
     if paper and task in EXPERIMENTS and label_smoothing is None:
         label_smoothing = 0.0  # as in the paper
-    options = _TaskOptions(data, augment, label_smoothing)
+    if from_scratch and weights:
+        raise ConfigError(
+            f"--from-scratch starts from a fresh network, --weights {weights} from a trained one; leave one of them out"
+        )
+    if from_scratch and config.retrain.distill:
+        raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
+    options = _TaskOptions(data, augment, label_smoothing, from_scratch)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
 
 
@@ -356,14 +380,15 @@ def _run(
     start = time.perf_counter()
     seed = config.retrain.seed
     task = _load_task(spec, device, seed, options)
-    if spec in EXPERIMENTS and not weights and not overwrite and earlier_files(folder) == [PRETRAINED]:
+    pretrains = spec in EXPERIMENTS and not weights and not options.from_scratch
+    if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
         weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}", highlight=False)
     WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
     with output_folder(folder, overwrite) as unfinished:
-        if spec in EXPERIMENTS and not weights:
+        if pretrains and not weights:
             _pretrain(task, spec, unfinished, seed)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
@@ -376,14 +401,14 @@ def _run(
         compressed.save(unfinished / MODEL)
         fresh = get_experiment(spec).make_model().to(_device(device)) if spec in EXPERIMENTS else None
         result = measure(task, compressed, config, method=method, model=fresh)
-        if spec in EXPERIMENTS and (changed := options.config(spec)) != TaskConfig():
-            result = dataclasses.replace(result, config={**result.config, "task": dataclasses.asdict(changed)})
+        if spec in EXPERIMENTS:
+            result = dataclasses.replace(result, config={**result.config, **options.changes(spec)})
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
-    soft = compressed.history[-1].validation_error
+    soft = compressed.history[config.retrain.epochs].validation_error  # before the codebooks are trained
     if result.error_after > result.error_before + 1:
         by_quantizing = result.error_after - soft > soft - result.error_before
         out.print(

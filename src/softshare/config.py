@@ -212,6 +212,21 @@ class MergeConfig:
 
 
 @dataclass(frozen=True)
+class CodebookConfig:
+    """Training of the shared values after quantizing, by Adam and without the prior."""
+
+    codebook_epochs: int = option(
+        0, "Passes that train the shared values, each weight keeping its own of them, and what is not shared (0: none)."
+    )
+    lr_codebook: float = option(1e-4, "Learning rate of both.")
+
+    def __post_init__(self) -> None:
+        _require_types(self)
+        _require(self.codebook_epochs >= 0, "codebook_epochs", "at least 0", self.codebook_epochs)
+        _require(0 < self.lr_codebook < math.inf, "lr_codebook", "a number above 0", self.lr_codebook)
+
+
+@dataclass(frozen=True)
 class SimplifyConfig:
     """Other weights of the same function."""
 
@@ -258,6 +273,7 @@ class CompressConfig:
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
+    codebook: CodebookConfig = field(default_factory=CodebookConfig)
     simplify: SimplifyConfig = field(default_factory=SimplifyConfig)
     encode: EncodeConfig = field(default_factory=EncodeConfig)
 
@@ -283,6 +299,7 @@ class CompressConfig:
             retrain=RetrainConfig(
                 epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant", hard_from=1.0, zeroing=0.0
             ),
+            codebook=CodebookConfig(codebook_epochs=0),
             simplify=SimplifyConfig(symmetries=False),
         )
 

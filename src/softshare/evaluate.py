@@ -21,8 +21,7 @@ from softshare.codec import decode, encode
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.files import read_bytes, write_atomic
-from softshare.prior import Mixture
-from softshare.quantize import QuantizedWeights
+from softshare.quantize import QuantizedWeights, complexity_bits
 from softshare.retrain import seeded
 from softshare.route import Compressed
 from softshare.task import Task
@@ -172,18 +171,6 @@ def entropy_bits(quantized: QuantizedWeights) -> float:
         counts = tensor.counts().double()
         counts = counts[counts > 0]
         bits += float((counts * torch.log2(counts.sum() / counts)).sum())
-    return bits
-
-
-def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]) -> float:
-    """The mixtures' estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
-    bits = 0.0
-    for tensor in quantized.shared:
-        mixture = mixtures[tensor.name]
-        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
-        counts = tensor.counts().double()
-        same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
-        bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
     return bits
 
 

@@ -18,6 +18,7 @@ _STAGES = {
     "prior": "Prior",
     "retrain": "Retraining",
     "merge": "Merging",
+    "codebook": "Codebook",
     "simplify": "Simplifying",
     "encode": "File",
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from softshare.kernels import index_dtype as index_dtype  # also the files' own
 from softshare.prior import Mixture
@@ -90,25 +92,52 @@ def quantize(
     groups: dict[int, list[SharedTensor]] = {}
     for s in view.shared:
         groups.setdefault(id(mixtures[s.name]), []).append(s)
-    quantized = {t.name: t for group in groups.values() for t in _quantize(group, mixtures[group[0].name])}
-    shared = tuple(quantized[s.name] for s in view.shared)
-    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
-    return QuantizedWeights(shared, rest, dict(view.tied), view.order)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for group in groups.values():
+        found |= zip((s.name for s in group), _quantize(group, mixtures[group[0].name]), strict=True)
+    return assemble(view, found)
 
 
-def _quantize(shared: Sequence[SharedTensor], mixture: Mixture) -> list[QuantizedTensor]:
+def _quantize(shared: Sequence[SharedTensor], mixture: Mixture) -> list[tuple[Tensor, Tensor]]:
     """The tensors of one mixture, with one codebook: the means in use; a mean of exactly 0 is the zero component's."""
     mean = mixture.detach().mean.float()
     assigned = [mixture.assign(s.tensor).to(index_dtype(len(mean))) for s in shared]
     used = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     for components in assigned:
         used[components.unique().long()] = True
-    values = torch.unique(mean[used & (mean != 0)])
-    codebook = torch.cat([mean.new_zeros(1), values[values.abs().argsort(stable=True)]])
-    index_of = (mean[:, None] == codebook).int().argmax(1)  # component -> index; unused ones are never looked up
+    codebook, index_of = order_values(torch.where(used, mean, 0.0))  # an unused one is never looked up
     index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
-    return [
-        QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, index_of[a.long()].cpu(), codebook)
-        for s, a in zip(shared, assigned, strict=True)
-    ]
+    return [(index_of[a.long()].cpu(), codebook) for a in assigned]
+
+
+def order_values(
+    values: Tensor,  # (m,)
+) -> tuple[Tensor, Tensor]:  # (K,) and (m,)
+    """A codebook of them, each once, by magnitude from 0.0 on; and the index of each."""
+    values = F.pad(values, (1, 0)) + 0.0  # no -0.0
+    rising, place = values.unique(return_inverse=True)
+    order = rising.abs().argsort(stable=True)
+    return rising[order], order.argsort()[place[1:]]
+
+
+def assemble(
+    view: WeightView,
+    found: Mapping[str, tuple[Tensor, Tensor]],  # indices and codebook of each shared tensor
+) -> QuantizedWeights:
+    """With the rest as it is now."""
+    shared = (QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
+    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
+    return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order)
+
+
+def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]) -> float:
+    """The mixtures' estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
+    bits = 0.0
+    for tensor in quantized.shared:
+        mixture = mixtures[tensor.name]
+        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
+        counts = tensor.counts().double()
+        same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
+        bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)
+    return bits

@@ -25,6 +25,7 @@ SWITCHES: dict[str, Any] = {
     "distill": 0.0,
     "from_scratch": False,
     "zeroing": 0.0,
+    "codebook_epochs": 0,
     "symmetries": False,
     "structured": False,
 }

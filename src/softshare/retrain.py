@@ -84,9 +84,10 @@ def retrain_(
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
+                under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
                 raise DivergedError(
                     f"training diverged in epoch {epoch}: {problem}. The weights are again those before that epoch. "
-                    "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors.",
+                    + (under_prior if prior else "Lower the learning rate."),
                     good[0],
                 ) from None
             history.append(record)

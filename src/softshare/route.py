@@ -1,4 +1,4 @@
-"""The whole route in one call: prior, retrain, merge, quantize; what comes back can be saved."""
+"""The whole route in one call: prior, retrain, merge, quantize, train the codebooks, simplify; it can be saved."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from softshare.codebook import Codebook, Codebooks, with_values
 from softshare.codec import check, decode, encode, save
-from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.config import CompressConfig, EncodeConfig, MergeConfig, RetrainConfig
 from softshare.distill import distilled
 from softshare.errors import ConfigError
 from softshare.merge import merge
+from softshare.phases import Phases
 from softshare.prior import Mixture, MixturePrior
-from softshare.quantize import QuantizedWeights, quantize
-from softshare.retrain import EpochRecord, Hook, retrain_
+from softshare.quantize import QuantizedWeights, complexity_bits, quantize
+from softshare.retrain import EpochRecord, Hook
 from softshare.symmetries import simplify
 from softshare.task import Task
 
@@ -27,7 +29,7 @@ class Compressed:
     """A network on its way into a file, with what led there."""
 
     quantized: QuantizedWeights
-    mixtures: Mapping[str, Mixture] = field(repr=False)  # merged; with which each shared tensor was quantized, if any
+    mixtures: Mapping[str, Mixture] = field(repr=False)  # merged; of each shared tensor, if any; its means as coded
     retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing; units as they were
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
@@ -57,12 +59,15 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)
     check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
-    history = retrain_(task, prior, config.retrain, hooks)
-    compressed = quantize_prior(prior, config.merge)
+    with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
+        phases.run(config.retrain, prior=prior)
+        compressed = quantize_prior(prior, config.merge)
+        if config.codebook.codebook_epochs:
+            compressed = _train_codebooks_(phases, prior, compressed, config)
     if config.simplify.symmetries:
         quantized, messages = simplify(task.model, compressed.quantized, config.encode)
         compressed = dataclasses.replace(compressed, quantized=quantized, messages=tuple(messages))
-    return dataclasses.replace(compressed, history=history, config=config.encode)
+    return dataclasses.replace(compressed, history=phases.history, config=config.encode)
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
@@ -72,3 +77,35 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         mixtures |= dict.fromkeys((s.name for s in part.shared), merge(mixture, config))
     return Compressed(quantize(view, mixtures), mixtures, view.state_dict())
+
+
+def _train_codebooks_(
+    phases: Phases, prior: MixturePrior, compressed: Compressed, config: CompressConfig
+) -> Compressed:
+    """The shared values trained in place of the weights; the means of the mixtures move with them."""
+    shared = {t.name: t for t in compressed.quantized.shared}
+    books = Codebooks(Codebook.of(part, shared) for part in prior.parts)
+    known = {
+        "complexity_bits": complexity_bits(compressed.quantized, compressed.mixtures),
+        "components_alive": books.n_alive,
+        "density": {name: t.n_nonzero / max(1, t.indices.numel()) for name, t in shared.items()},
+    }
+    phases.run(_codebook_phase(config), books, known=known)
+    mixtures: dict[str, Mixture] = {}
+    for part, book in zip(prior.parts, books.books, strict=True):
+        name = part.shared[0].name
+        moved = with_values(compressed.mixtures[name], shared[name].codebook, book.all_values)
+        mixtures |= dict.fromkeys((s.name for s in part.shared), moved)
+    return dataclasses.replace(compressed, quantized=books.quantize(prior.current_view()), mixtures=mixtures)
+
+
+def _codebook_phase(config: CompressConfig) -> RetrainConfig:
+    """Plain training by Adam: what is fixed by now needs neither prior nor decay."""
+    return RetrainConfig(
+        epochs=config.codebook.codebook_epochs,
+        tau=0.0,
+        lr_weights=config.codebook.lr_codebook,
+        schedule=config.retrain.schedule,
+        seed=config.retrain.seed,
+        capture=config.retrain.capture,
+    )

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from softshare.baselines.config import DnsConfig, SurgeryConfig, value_of
 from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
-from softshare.baselines.phases import Phases, copy_of, with_l2
 from softshare.baselines.sharing import share_
+from softshare.baselines.tasks import copy_of, with_l2
+from softshare.phases import Phases
 from softshare.quantize import QuantizedWeights
 from softshare.retrain import Hook
 from softshare.route import Compressed

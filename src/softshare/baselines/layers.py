@@ -25,18 +25,6 @@ class Layer:
         """A copy of all its weights."""
         return torch.cat([t.detach().reshape(-1) for t in self.tensors])
 
-    def flat_grad(self) -> Tensor:  # (n,)
-        """The gradients in the same order; zeros where the loss does not reach."""
-        return torch.cat([(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in self.tensors])
-
-    def split(
-        self,
-        flat: Tensor,  # (n,)
-    ) -> list[Tensor]:
-        """The parts of a flat vector, each in its tensor's shape."""
-        parts = flat.split([t.numel() for t in self.tensors])
-        return [part.reshape(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
-
 
 def layers_of(view: WeightView) -> list[Layer]:
     groups: dict[str, list[Tensor]] = {}

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from softshare.baselines.layers import Layer
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError
+from softshare.prior import MixturePrior
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.step import Latent
 from softshare.task import Task
-
-
-def copy_of(task: Task) -> Task:
-    if not isinstance(task, Task):
-        raise ConfigError(f"expected a softshare.Task, got {type(task).__name__}")
-    return dataclasses.replace(task, model=copy.deepcopy(task.model))
-
-
-def with_l2(task: Task, layers: Sequence[Layer], l2: float) -> Task:
-    """The task with l2 / 2 times the sum of squares of the layers' weights added to its loss."""
-    if l2 == 0:
-        return task
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        squares = torch.stack([t.square().sum() for layer in layers for t in layer.tensors])
-        return task.loss(model, batch) + 0.5 * l2 * squares.sum()
-
-    return dataclasses.replace(task, loss=loss)
 
 
 class Phases(Hook):
@@ -46,6 +23,8 @@ class Phases(Hook):
         self.task, self.epochs, self.hooks = task, epochs, hooks
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
+        self._known: Mapping[str, Any] = {}
+        self._started = False
 
     def __enter__(self) -> Phases:
         return self
@@ -53,15 +32,24 @@ class Phases(Hook):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for hook in self.hooks:
-            hook.on_end()
+        if self._started:
+            for hook in self.hooks:
+                hook.on_end()
 
-    def run(self, config: RetrainConfig, latent: Latent) -> None:
-        retrain_(self.task, None, config, [self], latent)
+    def run(
+        self,
+        config: RetrainConfig,
+        latent: Latent | None = None,
+        prior: MixturePrior | None = None,
+        known: Mapping[str, Any] | None = None,  # fields of every record, which no prior can say here
+    ) -> None:
+        self._known = known or {}
+        retrain_(self.task, prior, config, [self], latent)
         self._done += config.epochs
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
-        if not self.history:
+        if not self._started:
+            self._started = True
             for hook in self.hooks:
                 hook.on_start(self.epochs, steps_per_epoch)
 
@@ -70,7 +58,7 @@ class Phases(Hook):
             hook.on_step(self._done + epoch, step)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        record = dataclasses.replace(record, epoch=self._done + record.epoch)
+        record = dataclasses.replace(record, epoch=self._done + record.epoch, **self._known)
         self.history += (record,)
         for hook in self.hooks:
             hook.on_epoch(record)
