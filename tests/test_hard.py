@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
+from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.step import WARM_UP, CapturedStep, Step
