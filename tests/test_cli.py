@@ -450,6 +450,7 @@ def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.
     folder = tmp_path / "demo"
     assert sorted(os.listdir(folder)) == RUN_FILES
     result = result_of(folder)
+    assert result["config"].pop("task") == {"augment": False, "label_smoothing": 0.05, "from_scratch": False}
     assert CompressConfig.from_dict(result["config"]) == experiments.EXPERIMENTS["lenet-300-100"].compress
     assert result["file_bytes"] == (folder / "model.sws").stat().st_size
     assert result["error_after"] == lenet_error(softshare.load(folder / "model.sws"), mnist[2])

@@ -363,12 +363,6 @@ def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
         CompressConfig.from_dict(a_dict(prior={field: {"alpha": 1.0, "beta": value}}))
 
 
-def test_zeroing_needs_adam() -> None:
-    with pytest.raises(ConfigError, match="zeroing: takes the curvature from Adam"):
-        RetrainConfig(optimizer="sgd")
-    assert RetrainConfig(optimizer="sgd", zeroing=0.0).zeroing == 0
-
-
 # Override
 
 
