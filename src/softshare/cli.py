@@ -405,6 +405,8 @@ def _run(
             result = dataclasses.replace(result, config={**result.config, **options.changes(spec)})
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
+    for message in compressed.messages:
+        out.print(message, highlight=False)
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
