@@ -83,7 +83,7 @@ RECIPES = (
     _recipe(_L300, "paper-no-hyperpriors", _NO_HYPERPRIORS),
     _recipe(_L300, "softshare", _LONG, _SMOOTHED),
     dataclasses.replace(_recipe(_L300, "softshare-from-scratch", _LONG, _SMOOTHED), pretrain=None),
-    _recipe(_L300, "softshare-augmented", _LONG.override(zeroing=3.0), _AUGMENTED, pretrain_epochs=45),
+    _recipe(_L300, "softshare-augmented", _LONG.override(zeroing=4.0), _AUGMENTED, pretrain_epochs=45),
     _recipe(
         _L300,
         "deep-compression",
