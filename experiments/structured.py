@@ -27,12 +27,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from softshare import Task, compress
-from softshare.codec import decode, encode
+from softshare.codec import decode
 from softshare.config import CompressConfig
 from softshare.evaluate import final_error
 from softshare.shrink import shrink
 from softshare.structured import UnitPriorConfig, with_unit_prior
-from softshare.symmetries import simplify
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")
@@ -114,8 +113,7 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Mo
     units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
     config = configured(get_experiment(task.name).compress, options)
     compressed = compress(with_unit_prior(task, units) if tau else task, config)
-    quantized, _ = simplify(task.model, compressed.quantized, config.encode)
-    data = encode(quantized, config.encode)
+    data = compressed.to_bytes()
     small = shrink(task.model, decode(data)).eval()
     original = copy.deepcopy(task.model).eval()
     row = Row(
@@ -126,7 +124,7 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Mo
         units_before=units_of(original),
         weights=sum(p.numel() for p in small.parameters()),
         weights_before=sum(p.numel() for p in original.parameters()),
-        nonzero=quantized.n_nonzero,
+        nonzero=compressed.quantized.n_nonzero,
         file_bytes=len(data),
         error=final_error(task, small),
         error_before=final_error(task, original),

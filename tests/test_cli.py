@@ -328,16 +328,17 @@ def test_compress_prints_where_and_what(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{result_of(tmp_path / '[b]run')['file_bytes']:,}" in text
 
 
+@pytest.mark.parametrize(("hard_from", "advice"), [(1, "So quantizing did it"), (0.5, "Try a smaller --tau")])
 @pytest.mark.parametrize(("after", "says_so"), [(5.0, False), (6.0, False), (6.5, True), (50.0, True)])
 def test_compress_says_when_the_error_rose(
-    after: float, says_so: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    after: float, says_so: bool, hard_from: float, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = f"lambda model: {after} if len(model[4].weight.unique()) <= 17 else 5.0"  # known by its few values
     spec = write_task(tmp_path, f"def task():\n    return make_task(evaluate=lambda model: 4.0, test={test})")
-    assert run("compress", spec, "--epochs", 1, "--out", tmp_path / "run") == 0
+    assert run("compress", spec, "--epochs", 1, "--hard-from", hard_from, "--out", tmp_path / "run") == 0
     text = " ".join(capsys.readouterr().out.split())
     said = (
-        f"The error rose from 5.00% to {after:.2f}%; just before quantizing it was 4.00% on validation data. So quant"
+        f"The error rose from 5.00% to {after:.2f}%; at the end of retraining it was 4.00% on validation data. {advice}"
     )
     assert (said in text) == says_so
     result = result_of(tmp_path / "run")
@@ -352,7 +353,7 @@ def test_the_error_before_quantizing_is_not_that_after_training_the_codebooks(
     spec = write_task(tmp_path, f"def task():\n    return make_task({changes})")
     args = ["--epochs", 2, "--hard-from", 1, "--codebook-epochs", 1, "--out", tmp_path / "run"]
     assert run("compress", spec, *args) == 0
-    assert "just before quantizing it was 4.00% on validation data" in " ".join(capsys.readouterr().out.split())
+    assert "at the end of retraining it was 4.00% on validation data" in " ".join(capsys.readouterr().out.split())
     with (tmp_path / "run" / "history.csv").open() as file:
         rows = [(row["epoch"], float(row["validation_error"])) for row in csv.DictReader(file)]
     assert rows == [("0", 4.0), ("1", 4.0), ("2", 4.0), ("2", 7.0), ("3", 7.0)]

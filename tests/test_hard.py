@@ -328,6 +328,21 @@ def test_other_dtypes_train(dtype: torch.dtype) -> None:
     assert all(p.dtype == dtype and bool(p.isfinite().all()) for p in task.model.parameters())
 
 
+@each_prior
+def test_gradients_of_two_hard_steps_add_up(config: ss.PriorConfig) -> None:
+    together, apart = make_task(), make_task()
+    priors = [spread(ss.MixturePrior(t.model, config)) for t in (together, apart)]
+    batches = [images(seed=k) for k in (1, 2)]
+    with ss.hard_step(priors[0]):
+        torch.stack([together.loss(together.model, batch) for batch in batches]).sum().backward()
+    for batch in batches:
+        with ss.hard_step(priors[1]):
+            apart.loss(apart.model, batch).backward()
+    torch.testing.assert_close(priors[1].means.grad, priors[0].means.grad)
+    for one, other in zip(apart.model.parameters(), together.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
 @needs_gpu
 @each_prior
 def test_a_captured_hard_step_is_the_uncaptured_one(config: ss.PriorConfig) -> None:

@@ -144,6 +144,18 @@ def test_a_tampered_field_is_named(folder: Path, field: str, change: Callable[[A
     assert difference.startswith(f"{field}: expected {said!r} by the result, got ")
 
 
+def test_a_pair_is_what_its_place_says(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "kept" / "lenet-300-100" / "dns"
+    place.mkdir(parents=True)
+    for suffix in (".sws", ".json"):
+        shutil.copy(folder / f"{NAME}{suffix}", place / f"seed-7{suffix}")
+    (check,) = verify(tmp_path / "kept")
+    assert [d.partition(":")[0] for d in check.differences] == ["method", "seed"]
+    path = place / "seed-7.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "dns", "seed": 7}))
+    assert all(c.ok for c in verify(tmp_path / "kept"))
+
+
 def test_rounding_within_the_tolerance_agrees(folder: Path) -> None:
     tamper(folder, error_after=Result.load(folder / f"{NAME}.json").error_after + 1e-10)
     assert all(c.ok for c in verify(folder))

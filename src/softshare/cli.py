@@ -77,7 +77,13 @@ AugmentOption = Annotated[
     typer.Option("--augment/--no-augment", metavar="FLAG", show_default=False, help=_TASK_HELP["augment"]),
 ]
 SmoothingOption = Annotated[
-    float | None, typer.Option("--label-smoothing", metavar="FLOAT", help=_TASK_HELP["label_smoothing"])
+    float | None,
+    typer.Option(
+        "--label-smoothing",
+        metavar="FLOAT",
+        help=f"{_TASK_HELP['label_smoothing']} Default: 0.05 for the LeNets, but 0 with --augment or --paper; 0 for "
+        "wrn-16-4.",
+    ),
 ]
 
 
@@ -238,11 +244,12 @@ def evaluate(
         str | None, typer.Option(help="Experiment or FILE.py:make_task; default: the one of the run.")
     ] = None,
     device: DeviceOption = "auto",
+    data: DataOption = None,
 ) -> None:
     """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
     result = Result.load(run / RESULT)
     try:
-        loaded = _load_task(task or result.experiment, device, 0, _TaskOptions())
+        loaded = _load_task(task or result.experiment, device, 0, _TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     load_into_(loaded.model, run / MODEL)
@@ -315,6 +322,7 @@ def _seeds(text: str) -> list[int]:
 def verify(
     folder: FolderArgument = Path("results"),
     device: Annotated[str, typer.Option(help="cpu, cuda or auto; another device may round otherwise.")] = "cpu",
+    data: DataOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, for a program.")] = False,
 ) -> None:
     """Decode every kept file into a fresh model, measure bytes and test error anew, compare with the JSON beside it.
@@ -322,7 +330,7 @@ def verify(
     Exit status 1 if anything differs. Where an experiment's data are not on this machine, all but the error is checked.
     """
     pairs = find_pairs(folder)
-    checks = list(_tracked(verify_pairs(folder, pairs, _device(device)), len(pairs), "verify"))
+    checks = list(_tracked(verify_pairs(folder, pairs, _device(device), data), len(pairs), "verify"))
     bad = [check for check in checks if not check.ok]
     if as_json:
         values = [{**dataclasses.asdict(check), "ok": check.ok} for check in checks]
@@ -412,16 +420,16 @@ def _run(
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
     soft = compressed.history[config.retrain.epochs].validation_error  # before the codebooks are trained
     if result.error_after > result.error_before + 1:
-        by_quantizing = result.error_after - soft > soft - result.error_before
+        was_soft = config.retrain.hard_from >= 1
+        by_quantizing = was_soft and result.error_after - soft > soft - result.error_before
         out.print(
-            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; just before quantizing it "
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; at the end of retraining it "
             f"was {soft:.2f}% on validation data. "
             + (
                 "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which "
                 "trains on quantized weights, more --components or more --epochs."
                 if by_quantizing
-                else "So retraining did it: try a smaller --tau, --zeroing or --width, more --epochs or another "
-                "--lr-weights."
+                else "Try a smaller --tau, --zeroing or --width, more --epochs or another --lr-weights."
             ),
             highlight=False,
         )

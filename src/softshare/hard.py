@@ -19,10 +19,22 @@ from softshare.prior import MixturePrior
 
 @contextmanager
 def hard_step(prior: MixturePrior) -> Iterator[None]:
-    """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too."""
-    with quantized(prior) as assigned:
-        yield
-    add_mean_gradients_(prior, assigned)
+    """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too.
+
+    Gradients that the weights have already are added to, and are no part of the means'.
+    """
+    weights = prior.view.tensors
+    before = [w.grad for w in weights]
+    for w in weights:
+        w.grad = None
+    try:
+        with quantized(prior) as assigned:
+            yield
+        add_mean_gradients_(prior, assigned)
+    finally:
+        for w, earlier in zip(weights, before, strict=True):
+            if earlier is not None:
+                w.grad = earlier if w.grad is None else earlier.add_(w.grad)
 
 
 @contextmanager

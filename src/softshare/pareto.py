@@ -73,7 +73,8 @@ def draw_pareto(data: Pareto) -> bytes:
     for k, (label, values) in enumerate((*data.ours.items(), *data.published.items())):
         colour = f"C{k % 10}"
         filled = colour if k < len(data.ours) else "none"
-        axes.scatter(*zip(*values, strict=True), s=28, facecolors=filled, edgecolors=colour, label=label)
+        n_bytes, errors = zip(*values, strict=True)
+        axes.scatter(n_bytes, errors, s=28, facecolors=filled, edgecolors=colour, label=label)
     best = frontier(value for values in data.ours.values() for value in values)
     axes.plot(*zip(*best, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="our frontier")
     axes.set(xscale="log", xlabel="bytes", ylabel="test error %", title=data.experiment)

@@ -27,7 +27,7 @@ from softshare.runs import load_checkpoint, save_checkpoint
 from softshare.task import Task
 from softshare.verify import JSON, SWS
 from softshare.weights import load_state_
-from softshare.zoo.experiments import make_task, pretrain_
+from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 from softshare.zoo.recipes import MethodConfig, Recipe, get_recipe
 
 Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to the hooks it runs with
@@ -76,8 +76,8 @@ def reproduce(
     to_make = [job for job in jobs if not job.kept]
     for task in {job.recipe.task for job in to_make}:
         make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
-    for job in to_make:
-        _require_writable(job.stem.parent)
+    for needed in {job.stem.parent for job in to_make} | ({checkpoints} if checkpoints and to_make else set()):
+        _require_writable(needed)
     return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
 
 
@@ -131,10 +131,12 @@ def recorded_config(recipe: Recipe) -> dict[str, Any]:
     return {**recipe.config.to_dict(), **values}
 
 
-def checkpoint_name(recipe: Recipe) -> str:
-    """Of the pre-trained network: recipes that pre-train alike, seed and all, have the same."""
+def checkpoint_name(recipe: Recipe, dataset: str) -> str:
+    """Of the pre-trained network: recipes that pre-train alike, seed and all, on the same data have the same."""
+    experiment = get_experiment(recipe.experiment)
     pretrain = recipe.pretrain and dataclasses.replace(recipe.pretrain, capture=False)
-    digest = hashlib.sha256(repr((recipe.task, pretrain)).encode()).hexdigest()[:8]
+    made_of = (recipe.task, pretrain, dataset, experiment.batch_size, experiment.augmentation)
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]
     return f"{recipe.experiment}-seed-{recipe.config.seed}-{digest}.safetensors"
 
 
@@ -174,13 +176,12 @@ class _Bench:
     def pretrain_(self, task: Task, recipe: Recipe) -> None:
         if recipe.pretrain is None:
             return
-        file = self.checkpoints and self.checkpoints / checkpoint_name(recipe)
+        file = self.checkpoints and self.checkpoints / checkpoint_name(recipe, task.dataset)
         if file and file.exists():
             load_state_(task.model, load_checkpoint(file), str(file))
             return
         pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"))
         if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(file, task.model.state_dict())
 
     def error_on_cpu(self, model: torch.nn.Module) -> float:

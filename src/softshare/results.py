@@ -16,10 +16,9 @@ from softshare.zoo.experiments import EXPERIMENTS
 from softshare.zoo.published import ACCOUNTINGS, Published, published
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-AUGMENTED = ("augment", "augmentation")
 # Settings worth a word in a table wherever a config has them, with the value that means "off".
 SWITCHES: dict[str, Any] = {
-    **dict.fromkeys(AUGMENTED, False),
+    "augment": False,
     "label_smoothing": 0.0,
     "hard_from": 1.0,
     "distill": 0.0,
@@ -27,7 +26,6 @@ SWITCHES: dict[str, Any] = {
     "zeroing": 0.0,
     "codebook_epochs": 0,
     "symmetries": False,
-    "structured": False,
 }
 _NOT_THE_POINT = ("seed", "capture", "backend")  # settings in which results of one point may differ
 
@@ -72,7 +70,7 @@ class Point:
 
     @property
     def augmented(self) -> bool:
-        return any(name in self.switches for name in AUGMENTED)
+        return "augment" in self.switches
 
 
 def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
@@ -138,13 +136,19 @@ def _section(experiment: str, ours: Sequence[Point], plot: bool) -> list[str]:
     parts = [f"## {experiment}", f"{n:,} parameters, {4 * n:,} bytes as float32."]
     for (dataset, augmented), group in groupby(ours, key=lambda p: (p.first.dataset, p.augmented)):
         shown = list(group)
-        parts += [f"### {dataset}, {'with' if augmented else 'without'} augmentation", _our_table(shown)]
+        parts += [f"### {dataset}, {_augmentation(experiment, augmented)}", _our_table(shown)]
         parts += [_as_published(p) for p in shown if None not in _published_ratios(p)]
     if rows := published(experiment):
         parts += ["### Published", _published_table(rows)]
     if plot:
         parts.append(f"![Bytes against error, {experiment}]({plot_name(experiment)})")
     return parts
+
+
+def _augmentation(experiment: str, switched_on: bool) -> str:
+    if experiment in EXPERIMENTS and EXPERIMENTS[experiment].always_augmented:
+        return "augmented as in the paper"
+    return f"{'with' if switched_on else 'without'} augmentation"
 
 
 def plot_name(experiment: str) -> str:

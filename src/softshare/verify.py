@@ -20,7 +20,7 @@ from softshare.evaluate import Result, entropy_bits, final_error, load_copy
 from softshare.files import read_bytes
 from softshare.quantize import QuantizedWeights
 from softshare.task import Task
-from softshare.zoo.experiments import get_experiment, make_task
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task
 
 SWS, JSON = ".sws", ".json"
 TOLERANCE = 1e-9  # percent points of error; relative, of ratios and entropies. Counts must be equal.
@@ -62,10 +62,13 @@ def _with(stem: Path, suffix: str) -> Path:
 
 
 def verify(
-    folder: str | os.PathLike[str], pairs: Iterable[Path] | None = None, device: torch.device | str = "cpu"
+    folder: str | os.PathLike[str],
+    pairs: Iterable[Path] | None = None,
+    device: torch.device | str = "cpu",
+    data: Path | None = None,
 ) -> Iterator[Check]:
     """One check after the other, so that a caller can show how far it is. An experiment's data are loaded once."""
-    zoo = _Zoo(device)
+    zoo = _Zoo(device, data)
     for stem in find_pairs(folder) if pairs is None else pairs:
         yield _check(stem, str(_with(stem, SWS).relative_to(folder)), zoo)
 
@@ -81,7 +84,7 @@ def _check(stem: Path, name: str, zoo: _Zoo) -> Check:
         result = Result.load(json)
     except SoftShareError as problem:
         return Check(name, len(data), None, (str(problem),))
-    found: dict[str, Any] = {"file_bytes": len(data)}
+    found: dict[str, Any] = {"file_bytes": len(data), **_place(stem)}
     problems: list[str] = []
     not_checked: list[str] = []
     try:
@@ -93,6 +96,15 @@ def _check(stem: Path, name: str, zoo: _Zoo) -> Check:
         _difference(k, getattr(result, k), v) for k, v in found.items() if not _agree(k, getattr(result, k), v)
     ]
     return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked))
+
+
+def _place(stem: Path) -> dict[str, Any]:
+    """What a pair is by its place, EXPERIMENT/METHOD/seed-N; nothing where it lies otherwise."""
+    experiment, method, name = ("", "", *stem.parts)[-3:]
+    seed = name.removeprefix("seed-")
+    if experiment not in EXPERIMENTS or not seed.isdecimal():
+        return {}
+    return {"experiment": experiment, "method": method, "seed": int(seed)}
 
 
 def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], list[str]]:
@@ -117,7 +129,10 @@ def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], li
         not_checked.append(f"han_bytes: {problem}")
     try:
         task = zoo.task(result.experiment)
-        found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
+        if task.dataset != result.dataset and result.dataset.startswith(get_experiment(result.experiment).dataset):
+            not_checked.append(f"error: it was measured on {result.dataset}, but here is {task.dataset}")
+        else:
+            found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
     except NotAvailableError as problem:
         not_checked.append(f"error: {problem}")
     return found, not_checked
@@ -146,8 +161,8 @@ def _agree(field: str, said: Any, found: Any) -> bool:
 class _Zoo:
     """The experiments met so far: a fresh model of each and, where its data are here, its task."""
 
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = device
+    def __init__(self, device: torch.device | str, data: Path | None) -> None:
+        self.device, self.data = device, data
         self._models: dict[str, nn.Module] = {}
         self._tasks: dict[str, Task | NotAvailableError] = {}
 
@@ -160,7 +175,7 @@ class _Zoo:
     def task(self, name: str) -> Task:
         if name not in self._tasks:
             try:
-                self._tasks[name] = make_task(name, self.device)
+                self._tasks[name] = make_task(name, self.device, data=self.data)
             except NotAvailableError as problem:
                 self._tasks[name] = problem
         task = self._tasks[name]

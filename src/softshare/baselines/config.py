@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self, cast
 
 from softshare.config import EncodeConfig, RetrainConfig, Rule, Schedule, _build, _require, _require_types, option
+from softshare.errors import ConfigError
 
 VERSION = 1
 
@@ -25,6 +26,13 @@ class LayerValue:
     def __post_init__(self) -> None:
         _require_types(self)
         _require(math.isfinite(self.value), f"value of {self.pattern!r}", "a finite number", self.value)
+
+
+def require_matches(values: Sequence[LayerValue], layers: Sequence[str]) -> None:
+    """Raise `ConfigError` for a pattern that matches no layer."""
+    for v in values:
+        if not any(fnmatchcase(layer, v.pattern) for layer in layers):
+            raise ConfigError(f"{v}: no layer matches; the layers are {', '.join(layers)}")
 
 
 def value_of(layer: str, values: Sequence[LayerValue], default: float) -> float:

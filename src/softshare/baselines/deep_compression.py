@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from softshare.baselines.config import DeepCompressionConfig, value_of
+from softshare.baselines.config import DeepCompressionConfig, require_matches, value_of
 from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
 from softshare.baselines.sharing import share_
@@ -39,6 +39,7 @@ def deep_compression(task: Task, config: DeepCompressionConfig | None = None, ho
     view = WeightView.of(task.model, rules)
     view.check()
     layers, prune = layers_of(view), config.prune
+    require_matches(prune.qualities, [layer.name for layer in layers])
     stds = [float(layer.flat().double().std(correction=0)) for layer in layers]
     task = with_l2(task, layers, config.train.l2)
     with Phases(task, prune.rounds * prune.round_epochs + config.share.share_epochs, hooks) as phases:

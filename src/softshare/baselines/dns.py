@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from softshare.baselines.config import DnsConfig, SurgeryConfig, value_of
+from softshare.baselines.config import DnsConfig, SurgeryConfig, require_matches, value_of
 from softshare.baselines.layers import Layer, layers_of, require_weights
 from softshare.baselines.masks import Masked
 from softshare.baselines.sharing import share_
@@ -40,6 +40,7 @@ def dns(task: Task, config: DnsConfig | None = None, hooks: Sequence[Hook] = ())
     view = WeightView.of(task.model, config.rules)
     view.check()
     layers, surgery = layers_of(view), config.surgery
+    require_matches(surgery.c_rates, [layer.name for layer in layers])
     epochs = surgery.surgery_epochs + surgery.settle_epochs + config.share.share_epochs
     task = with_l2(task, layers, config.train.l2)
     with Phases(task, epochs, hooks) as phases:
