@@ -35,8 +35,7 @@ def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
     """Every result of ours, and every published row of real bytes."""
     ours: Series = {}
     for point in points:
-        label = point.first.method + (", augmented" if point.augmented else "")
-        ours.setdefault(label, []).extend((r.file_bytes, r.error_after) for r in point.results)
+        ours.setdefault(point.label, []).extend((r.file_bytes, r.error_after) for r in point.results)
     theirs: Series = {}
     for row in published(experiment):
         if row.accounting == "c" and row.n_bytes is not None:  # estimates may not share an axis with bytes

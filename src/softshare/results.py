@@ -69,6 +69,12 @@ class Point:
         }
 
     @property
+    def label(self) -> str:
+        """The method, with a word where it was augmented and its name does not say so."""
+        says_so = not self.augmented or "augmented" in self.first.method
+        return self.first.method if says_so else f"{self.first.method}, augmented"
+
+    @property
     def augmented(self) -> bool:
         return "augment" in self.switches
 
@@ -271,7 +277,7 @@ def _published_summary(row: Published) -> list[str]:
 
 
 def _our_summary(p: Point) -> list[str]:
-    who = f"**{p.first.method}**{', augmented' if p.augmented else ''}"
+    who = f"**{p.label}**"
     n = len(p.results)
     who += ", one seed" if n == 1 else f", {n} seeds"
     size = f"{spread([r.file_bytes for r in p.results], ',.0f')} bytes"
