@@ -207,7 +207,7 @@ def test_the_summary_has_ours_beside_the_published() -> None:
     augmented = with_settings(result(n_bytes=4_000), augment=True)
     summary = render_summary([*THREE, augmented])
     ours = [row for row in rows(summary, "lenet-300-100") if row[1].startswith("**")]
-    assert [row[1] for row in ours] == ["**softshare**, 3 seeds", "**softshare**, augmented, one seed"]
+    assert [row[1] for row in ours] == ["**softshare**, 3 seeds", "**softshare, augmented**, one seed"]
     assert ours[0][2:] == ["1.50 -> 1.90 ± 0.10", "5,100 ± 100 bytes", f"{4 * N / 5_100:.1f}", "real bytes"]
     assert len(rows(summary, "lenet-300-100")) == 2 + sum(r.experiment == "lenet-300-100" for r in PUBLISHED)
 
