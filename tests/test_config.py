@@ -385,7 +385,7 @@ def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
 
 
 def test_overrides_that_need_each_other_may_come_in_any_order() -> None:
-    """SGD is refused while there is zeroing, which by default there is."""
+    """Fields of a stage are changed at once."""
     first = CompressConfig().override(optimizer="sgd", zeroing=0.0)
     assert first == CompressConfig().override(zeroing=0.0, optimizer="sgd")
     assert first.retrain == RetrainConfig(optimizer="sgd", zeroing=0.0)

@@ -169,7 +169,7 @@ class RetrainConfig:
         0.2, "Share of the run after which the network is trained on quantized weights (1: never)."
     )
     zeroing: float = option(
-        0.3,
+        0.1,
         "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
         "asks for their bits (0: none).",
     )
