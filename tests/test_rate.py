@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import softshare as ss
 from softshare import rate
 from softshare import retrain as retrain_module
+from softshare.hard import quantized
 from softshare.rate import bits_saved, zero_cheap_
 from softshare.retrain import retrain_
 from softshare.step import Step
@@ -162,35 +163,45 @@ def test_the_curvature_is_that_of_a_quadratic_task() -> None:
     """Targets are what the network says plus noise of variance 1, as where it has learned all there is.
 
     There the mean square of one example's gradient is E[x^2], the true curvature, and that of a batch's mean
-    gradient 1 / B of it. Adam's mean covers about 1000 steps: within 10%.
+    gradient 1 / B of it. The running mean covers about 1000 steps: within 10%.
     """
     g = torch.Generator().manual_seed(0)
     model, size = Quadratic(), 16
     scale = torch.tensor([2.0, 0.5])
     task = Task(model, [], gaussian_nll, lambda m: 0.0, size)
-    step = Step(task, ss.MixturePrior(model, ss.PriorConfig(components=2)), ss.RetrainConfig(lr_weights=1e-3))
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
     step.set(0.0, 0.0)  # nothing moves
     for _ in range(3000):
         x = scale * torch.randn(size, 2, generator=g)
-        y = model(x).detach() + torch.randn(size, generator=g)
+        with quantized(prior):
+            y = model(x).detach() + torch.randn(size, generator=g)
         step((x, y))
-    (curvature,) = step.curvatures(size)
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(size)
     assert curvature.tolist()[0] == pytest.approx([4.0, 0.25], rel=0.1)
 
 
 def test_the_curvature_by_its_definition() -> None:
-    """The batch size times Adam's mean square with its bias corrected, here after 3 steps by hand."""
+    """The batch size times the running mean square with its bias corrected, here after 3 steps by hand.
+
+    Of the task's gradient at the quantized weights: the prior has no part in it.
+    """
     model = Quadratic()
-    task = Task(model, [], gaussian_nll, lambda m: 0.0, 4)
-    step = Step(task, ss.MixturePrior(model, ss.PriorConfig(components=2)), ss.RetrainConfig(lr_weights=1e-3))
+    task, prior = Task(model, [], gaussian_nll, lambda m: 0.0, 4), ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
     mean_square = torch.zeros(1, 2)
     for k in range(3):
         x, y = torch.randn(4, 2, generator=torch.Generator().manual_seed(k)), torch.ones(4)
-        gradient = torch.autograd.grad(gaussian_nll(model, (x, y)), model.fc.weight)[0]
+        with quantized(prior):
+            gradient = torch.autograd.grad(gaussian_nll(model, (x, y)), model.fc.weight)[0]
         mean_square = 0.999 * mean_square + 0.001 * gradient**2
-        step.set(0.0, 1.0)
+        step.set(100.0, 1.0)
         step((x, y))
-    (curvature,) = step.curvatures(4)
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(4)
     torch.testing.assert_close(curvature, 4 * mean_square / (1 - 0.999**3), rtol=1e-4, atol=0)
 
 
@@ -202,13 +213,15 @@ def test_nothing_is_known_of_a_weight_that_is_not_trained() -> None:
     prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4, rules=(ss.Rule("*", share=True),)))
     task = Task(model, [], lambda m, x: m(x).square().mean(), lambda m: 0.0, 4)
     step = Step(task, prior, ss.RetrainConfig())
+    step.hard = True
     frozen = model.get_parameter("0.weight")
     before = frozen.clone()
     step(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
-    infinite = [bool(c.isinf().all()) for c in step.curvatures(4)]
+    assert step.curvature is not None
+    infinite = [bool(c.isinf().all()) for c in step.curvature.estimate(4)]
     assert infinite == [True, True, False, False]
     assert all(t.n_nonzero for t in prior.quantize().quantized.shared[:3])
-    zero_cheap_(prior, step.curvatures(4), 1e9)
+    zero_cheap_(prior, step.curvature.estimate(4), 1e9)
     assert torch.equal(frozen, before)
     assert prior.quantize().quantized.shared[2].n_nonzero == 0
 

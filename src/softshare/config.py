@@ -17,7 +17,7 @@ from typing import Any, Literal
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
-VERSION = 1
+VERSION = 2  # of 1, fields that are missing would now mean another method
 
 
 _PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -115,11 +115,11 @@ class PriorConfig:
         "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
     )
     zero_precision_prior: Gamma | None = option(
-        Gamma(5000, 2),
+        None,
         "Without a width: hyper-prior on the zero component's precision, 'alpha=A,beta=B', 'std=S,strength=K' or "
         "'none'.",
     )
-    free_precision_prior: Gamma | None = option(Gamma(250, 0.1), "Likewise on the free components' precisions.")
+    free_precision_prior: Gamma | None = option(None, "Likewise on the free components' precisions.")
     lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
     lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
     lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
@@ -150,6 +150,12 @@ class PriorConfig:
         for name in ("width", "init_std"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
+        for name in ("init_std", "zero_precision_prior", "free_precision_prior"):
+            if self.width is not None and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name}: has no part where a width holds the components; set width to None ('none' on the command "
+                    "line) or leave it out"
+                )
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 
