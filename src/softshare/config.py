@@ -18,6 +18,7 @@ from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
 VERSION = 2  # of 1, fields that are missing would now mean another method
+WITHOUT_A_WIDTH = ("init_std", "zero_precision_prior", "free_precision_prior")  # fields that count there only
 
 
 _PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -102,7 +103,7 @@ class PriorConfig:
     width: float | None = option(
         0.45,
         "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
-        "('none': start at init_std and follow the hyper-priors).",
+        "('none': start at init_std and follow the precision priors, where they are set).",
     )
     init_std: float | None = option(
         None, "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range."
@@ -150,12 +151,12 @@ class PriorConfig:
         for name in ("width", "init_std"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
-        for name in ("init_std", "zero_precision_prior", "free_precision_prior"):
-            if self.width is not None and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}: has no part where a width holds the components; set width to None ('none' on the command "
-                    "line) or leave it out"
-                )
+        given = [name for name in WITHOUT_A_WIDTH if getattr(self, name) is not None]
+        if self.width is not None and given:
+            raise ConfigError(
+                f"{', '.join(given)}: without part where a width holds the components, here {self.width}; set either "
+                "width or all of these to None ('none' on the command line)"
+            )
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 
@@ -322,6 +323,12 @@ class CompressConfig:
     def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
         values = dict(values)
         version = values.pop("version", None)
+        if version == 1:
+            raise ConfigError(
+                f"config version: expected {VERSION}, got 1, of a softshare that zeroed and held widths otherwise. To use "
+                f"it here, set version to {VERSION}; if it has a width, set {', '.join(WITHOUT_A_WIDTH)} to null; if its "
+                "width is null, give it the precision priors it leaves out, (5000, 2) and (250, 0.1) in version 1"
+            )
         _require(version == VERSION, "config version", str(VERSION), version)
         config: CompressConfig = _build(cls, values, "config")
         return config

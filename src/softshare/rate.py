@@ -14,7 +14,6 @@ from torch import Tensor
 
 from softshare.prior import MixturePrior
 
-
 DECAY = 0.999  # of the running mean: it remembers about a thousand steps
 
 
@@ -35,7 +34,8 @@ class Curvature:
         noted = [(s, w.grad.float()) for s, w in zip(self._squares, self._weights, strict=True) if w.grad is not None]
         squares, grads = [s for s, _ in noted], [g for _, g in noted]
         torch._foreach_mul_(self._squares, DECAY)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - DECAY)
+        if noted:  # torch refuses an empty list
+            torch._foreach_addcmul_(squares, grads, grads, 1 - DECAY)
         self._share.mul_(DECAY).add_(1 - DECAY)
 
     def estimate(self, batch_size: float) -> list[Tensor]:
