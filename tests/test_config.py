@@ -245,7 +245,7 @@ def test_of_version_1_is_said_what_to_do() -> None:
     assert CompressConfig.from_dict({"version": 2, "prior": {"width": 0.3, **nulls}}) == CompressConfig().override(
         width=0.3
     )
-    assert "if its width is null, give it the precision priors it leaves out, (5000, 2) and (250, 0.1)" in message
+    assert "if its width is null, give it the precision priors it leaves out, (5000, 2) and (250, 0.1) there" in message
     priors = {
         "zero_precision_prior": {"alpha": 5000.0, "beta": 2.0},
         "free_precision_prior": {"alpha": 250.0, "beta": 0.1},

@@ -325,9 +325,9 @@ class CompressConfig:
         version = values.pop("version", None)
         if version == 1:
             raise ConfigError(
-                f"config version: expected {VERSION}, got 1, of a softshare that zeroed and held widths otherwise. To use "
-                f"it here, set version to {VERSION}; if it has a width, set {', '.join(WITHOUT_A_WIDTH)} to null; if its "
-                "width is null, give it the precision priors it leaves out, (5000, 2) and (250, 0.1) in version 1"
+                f"config version: expected {VERSION}, got 1, of a softshare that zeroed and held widths otherwise. To "
+                f"use it here, set version to {VERSION}; if it has a width, set {', '.join(WITHOUT_A_WIDTH)} to null; "
+                "if its width is null, give it the precision priors it leaves out, (5000, 2) and (250, 0.1) there"
             )
         _require(version == VERSION, "config version", str(VERSION), version)
         config: CompressConfig = _build(cls, values, "config")
