@@ -471,6 +471,21 @@ def test_a_width_is_held_against_3_million_weights_at_its_mean() -> None:
     assert float((ratio - 1).abs().max()) < 0.05
 
 
+@pytest.mark.parametrize("start", ["normal", "uniform"])
+def test_a_width_is_held_against_3_million_weights_on_their_way(start: str) -> None:
+    """Most lie within the dead zone and far from 0, and would widen the zero component."""
+    model = Wide()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        if start == "normal":
+            model.large.weight.normal_(0, 0.05)
+        else:
+            model.large.weight.uniform_(-0.05, 0.05)
+    ratio = widths_at_rest(model)
+    assert float(ratio[0, 0]) > 1.01  # it has felt them
+    assert float((ratio - 1).abs().max()) < 0.05
+
+
 def test_what_holds_a_width_follows_the_prior_and_is_no_part_of_its_state() -> None:
     prior = ss.MixturePrior(net(), ss.PriorConfig())
     assert "_log_held" not in prior.state_dict()
