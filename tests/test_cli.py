@@ -393,7 +393,7 @@ def test_a_width_beside_the_papers_settings_is_an_error_that_advises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["compress", write_task(tmp_path), "--paper", "--epochs", 1, "--width", 0.3, "--out", tmp_path / "run"]
-    assert run(*args) == 1
+    assert run(*args) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "init_std, zero_precision_prior, free_precision_prior: without part where a width holds" in message
     assert "set either width or all of these to None ('none' on the command line)" in message
