@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import PriorConfig, RetrainConfig
+from softshare.config import CompressConfig, PriorConfig, RetrainConfig
 from softshare.errors import SoftShareError
 from softshare.prior import MixturePrior
 from softshare.step import CapturedStep, Step
@@ -114,7 +114,7 @@ class Runner:
 
 
 def variants(network: Network, device: torch.device) -> list[Variant]:
-    config = PriorConfig(mixtures="global", components=network.components, width=None, init_std=0.01)
+    config = dataclasses.replace(CompressConfig.paper().prior, components=network.components, init_std=0.01)
     out = [Variant(BASELINE, None), Variant("prior", config)]
     out.append(Variant("prior, exact", dataclasses.replace(config, method="exact")))
     out.append(Variant("prior, table", dataclasses.replace(config, method="table")))

@@ -389,6 +389,20 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert kinds["0.weight"] == kinds["4.weight"] == "shared"
 
 
+def test_a_width_beside_the_papers_settings_is_an_error_that_advises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["compress", write_task(tmp_path), "--paper", "--epochs", 1, "--width", 0.3, "--out", tmp_path / "run"]
+    assert run(*args) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "init_std, zero_precision_prior, free_precision_prior: without part where a width holds" in message
+    assert "set either width or all of these to None ('none' on the command line)" in message
+    assert not (tmp_path / "run").exists()
+    nones = "--init-std none --zero-precision-prior none --free-precision-prior none"
+    assert run(*args, *nones.split()) == 0
+    assert result_of(tmp_path / "run")["config"]["prior"]["width"] == 0.3
+
+
 def test_a_tensor_in_any_memory_layout(tmp_path: Path) -> None:
     channels_last = "model[0].weight.data = model[0].weight.data.to(memory_format=torch.channels_last)"
     transposed = "model[4].weight.data = model[4].weight.data.t().contiguous().t()"

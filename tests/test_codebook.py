@@ -386,8 +386,11 @@ def test_hooks_hear_of_the_end_after_an_error_in_any_phase(fails_at: int) -> Non
 
 def test_hooks_hear_nothing_of_a_training_that_did_not_begin() -> None:
     recorder = Recorder()
-    with pytest.raises(ConfigError, match="zeroing: takes the curvature"), Phases(make_task(), 1, [recorder]) as phases:
-        phases.run(RetrainConfig(optimizer="sgd"), prior=ss.MixturePrior(net()))
+    with (
+        pytest.raises(ConfigError, match="capture: the network must be on a CUDA GPU"),
+        Phases(make_task(), 1, [recorder]) as phases,
+    ):
+        phases.run(RetrainConfig(capture=True), prior=ss.MixturePrior(net()))
     assert recorder.calls == []
 
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softshare.config import (
+    VERSION,
+    WITHOUT_A_WIDTH,
     CodebookConfig,
     CompressConfig,
     EncodeConfig,
@@ -72,7 +74,7 @@ def round_trip(config: CompressConfig) -> CompressConfig:
 
 
 def a_dict(**stages: Any) -> dict[str, Any]:
-    return {"version": 1, **stages}
+    return {"version": VERSION, **stages}
 
 
 # The values
@@ -162,7 +164,7 @@ stages = st.builds(
         mixtures=st.sampled_from(["global", "layer"]),
         components=st.integers(1, 1000),
         init=st.sampled_from(["range", "quantile"]),
-        width=st.none() | positive,
+        width=st.none(),
         init_std=st.none() | positive,
         zero_mixing=st.floats(0, 1, exclude_min=True, exclude_max=True),
         mixing_prior=st.none() | st.builds(Beta, positive, positive) | st.builds(Dirichlet, positive, positive),
@@ -191,14 +193,17 @@ stages = st.builds(
 )
 
 
-@given(stages)
-def test_round_trip_of_any_configuration(config: CompressConfig) -> None:
+@given(stages, st.none() | positive)
+def test_round_trip_of_any_configuration(config: CompressConfig, width: float | None) -> None:
+    """A width takes the place of a start and of the precisions' hyper-priors."""
+    if width is not None:
+        config = config.override(width=width, **dict.fromkeys(WITHOUT_A_WIDTH))
     assert round_trip(config) == config
 
 
 def test_the_dict_is_plain_and_carries_its_version() -> None:
     values = EVERY_OPTION.to_dict()
-    assert values["version"] == 1
+    assert values["version"] == 2
     assert values["prior"]["mixing_prior"] == {"alpha": 900, "beta": 0.1}
     assert values["prior"]["zero_precision_prior"] is None
     assert json.loads(json.dumps(values))["prior"]["rules"] == [
@@ -222,9 +227,9 @@ def test_from_dict_leaves_its_argument_as_it_is() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_refused(version: Any) -> None:
-    with pytest.raises(ConfigError, match=r"version.*expected 1.*got"):
+    with pytest.raises(ConfigError, match=rf"version.*expected 2.*got {version!r}"):
         CompressConfig.from_dict({**CompressConfig().to_dict(), "version": version})
 
 
@@ -363,6 +368,53 @@ def test_a_bad_hyper_prior_is_refused(field: str, value: float) -> None:
         CompressConfig.from_dict(a_dict(prior={field: {"alpha": 1.0, "beta": value}}))
 
 
+WITHOUT: dict[str, Any] = {
+    "init_std": 0.1,
+    "zero_precision_prior": Gamma(5000, 2),
+    "free_precision_prior": Gamma(250, 0.1),
+}
+
+
+@pytest.mark.parametrize("names", [[name] for name in WITHOUT] + [["init_std", "free_precision_prior"], list(WITHOUT)])
+def test_what_has_no_part_beside_a_width_is_refused(names: list[str]) -> None:
+    """Each by its name, and with what to do; either way of doing it is taken."""
+    given = {name: WITHOUT[name] for name in names}
+    values = dataclasses.asdict(PriorConfig(width=None, **given)) | {"width": 0.3}
+    for build in (
+        lambda: PriorConfig(width=0.3, **given),
+        lambda: CompressConfig().override(width=0.3, **given),
+        lambda: CompressConfig.from_dict(a_dict(prior=values)),
+    ):
+        with pytest.raises(ConfigError) as error:
+            build()
+        assert str(error.value).startswith(f"{', '.join(names)}: ")
+        assert "a width holds the components, here 0.3" in str(error.value)
+        assert "set either width or all of these to None ('none' on the command line)" in str(error.value)
+    assert PriorConfig(width=None, **given).width is None
+    nones: dict[str, Any] = dict.fromkeys(given)
+    assert PriorConfig(width=0.3, **nones).width == 0.3
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_the_default_width_refuses_them_too(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: .*here 0\.45; set either width"):
+        CompressConfig().override(**{name: WITHOUT[name]})
+
+
+def test_by_default_a_width_holds_the_components_and_nothing_else() -> None:
+    prior = PriorConfig()
+    assert (prior.width, prior.init_std, prior.zero_precision_prior, prior.free_precision_prior) == (
+        0.45, None, None, None,
+    )  # fmt: skip
+
+
+def test_a_width_beside_the_papers_settings_is_refused_until_they_are_taken_away() -> None:
+    with pytest.raises(ConfigError, match=r"^init_std, zero_precision_prior, free_precision_prior: .*set either width"):
+        CompressConfig.paper().override(width=0.3)
+    prior = CompressConfig.paper().override(width=0.3, **dict.fromkeys(WITHOUT)).prior
+    assert (prior.width, prior.components, prior.mixtures) == (0.3, 16, "global")
+
+
 # Override
 
 
@@ -385,10 +437,10 @@ def test_override_replaces_fields_of_any_stage_and_nothing_else() -> None:
 
 
 def test_overrides_that_need_each_other_may_come_in_any_order() -> None:
-    """Fields of a stage are changed at once."""
-    first = CompressConfig().override(optimizer="sgd", zeroing=0.0)
-    assert first == CompressConfig().override(zeroing=0.0, optimizer="sgd")
-    assert first.retrain == RetrainConfig(optimizer="sgd", zeroing=0.0)
+    """A start is refused while there is a width, which by default there is."""
+    first = CompressConfig().override(init_std=0.1, width=None)
+    assert first == CompressConfig().override(width=None, init_std=0.1)
+    assert first.prior == PriorConfig(width=None, init_std=0.1)
 
 
 def test_override_refuses_an_unknown_name_and_lists_the_known() -> None:

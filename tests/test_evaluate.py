@@ -20,6 +20,7 @@ from softshare.codec import load_into_
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.evaluate import Result, entropy_bits, final_error, load_copy, measure
+from softshare.hyperpriors import Gamma
 from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedTensor, QuantizedWeights, complexity_bits
 from softshare.retrain import EpochRecord
@@ -27,7 +28,16 @@ from softshare.route import Compressed
 from softshare.task import Task
 
 Batch = tuple[Tensor, Tensor]
-GLOBAL = PriorConfig(mixtures="global", components=4, init="range", width=None, init_std=0.1, zero_mixing=0.7)
+GLOBAL = PriorConfig(
+    mixtures="global",
+    components=4,
+    init="range",
+    width=None,
+    init_std=0.1,
+    zero_mixing=0.7,
+    zero_precision_prior=Gamma(5000, 2),
+    free_precision_prior=Gamma(250, 0.1),
+)
 N_WEIGHTS = (2 * 6 + 6) + (6 + 6) + (6 * 2 + 2)  # the batch-norm's 13 buffer values do not count
 
 

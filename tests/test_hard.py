@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import softshare as ss
 from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
+from softshare.rate import zero_cheap_
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.step import WARM_UP, CapturedStep, Step
 from softshare.task import Task
@@ -359,3 +360,32 @@ def test_a_captured_hard_step_is_the_uncaptured_one(config: ss.PriorConfig) -> N
         states.append({**task.model.state_dict(), **prior.state_dict()})
     for name, value in states[1].items():
         torch.testing.assert_close(value, states[0][name], rtol=1e-5, atol=1e-6)
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_captured_hard_step_notes_the_same_curvature(optimizer: Any) -> None:
+    """On batches of two shapes, each with its graph; then what is zeroed by it is the same."""
+    states, curvatures = [], []
+    for kind in (Step, CapturedStep):
+        task = Task(Net().cuda(), [], cross_entropy, lambda m: 1.0, 36)
+        prior = spread(ss.MixturePrior(task.model, dataclasses.replace(EACH, lr_log_vars=1e-5)))  # low enough for SGD
+        step = kind(task, prior, dataclasses.replace(HARD, lr_weights=1e-3, zeroing=0.3, optimizer=optimizer))
+        step.hard = True
+        for k in range(2 * WARM_UP + 8):
+            step.set(0.3, 1.0)
+            x, y = images(seed=k)
+            n = len(x) if k % 2 else len(x) // 2
+            step((x[:n].cuda(), y[:n].cuda()))
+        assert step.curvature is not None
+        assert not isinstance(step, CapturedStep) or len(step._graphs) == 2
+        curvatures.append(step.curvature.estimate(36))
+        before = prior.quantize().quantized.n_nonzero
+        zero_cheap_(prior, curvatures[-1], 1e-3)
+        assert 0 < prior.quantize().quantized.n_nonzero < before
+        states.append({**task.model.state_dict(), **prior.state_dict()})
+    assert any(bool((c > 0).any()) for c in curvatures[0])
+    for ours, truth in zip(curvatures[1], curvatures[0], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-6)
+    for name, value in states[1].items():
+        torch.testing.assert_close(value, states[0][name], rtol=1e-4, atol=1e-5)

@@ -99,7 +99,7 @@ def test_without_options_nothing_is_overridden() -> None:
 
 def test_numbers_and_choices_come_through_as_they_are() -> None:
     args = (
-        "--mixtures global --components 4 --init quantile --width 0.5 --init-std 0.25 "
+        "--mixtures global --components 4 --init quantile --width none --init-std 0.25 "
         "--zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
         "--method table --sample-one-in 3 --sample-schedule random "
         "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --optimizer sgd --weight-decay 0.5 "
@@ -112,7 +112,7 @@ def test_numbers_and_choices_come_through_as_they_are() -> None:
         "mixtures": "global",
         "components": 4,
         "init": "quantile",
-        "width": 0.5,
+        "width": None,
         "init_std": 0.25,
         "zero_mixing": 0.5,
         "lr_means": 0.0,
@@ -187,9 +187,10 @@ def test_a_switch_is_a_flag_and_its_opposite(name: str) -> None:
 
 
 def test_none_takes_a_hyper_prior_away() -> None:
-    config = CompressConfig().override(
+    config = CompressConfig.paper().override(
         **overrides_of("--zero-precision-prior", "none", "--free-precision-prior", "none")
     )
+    assert CompressConfig.paper().prior.zero_precision_prior is not None
     assert (config.prior.zero_precision_prior, config.prior.free_precision_prior) == (None, None)
 
 

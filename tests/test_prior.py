@@ -21,7 +21,8 @@ from softshare.weights import WeightView
 
 def one_mixture(**changes: Any) -> ss.PriorConfig:
     """The paper's: one mixture over all weights, its widths left to the hyper-priors."""
-    return dataclasses.replace(ss.PriorConfig(mixtures="global", width=None), **changes)
+    gammas = {"zero_precision_prior": ss.Gamma(5000, 2), "free_precision_prior": ss.Gamma(250, 0.1)}
+    return ss.PriorConfig(**{"mixtures": "global", "width": None, **gammas, **changes})
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -292,6 +293,10 @@ def test_loss_and_gradients_are_the_sum_over_layers_of_torch_distributions(
 ) -> None:
     """Each layer's mixture and hyper-priors, made of the raw parameters alone; differences between two states."""
     config = ss.PriorConfig(components=3, width=width, zero_mixing=0.8, mixing_prior=mixing_prior)
+    if width is None:
+        config = dataclasses.replace(
+            config, zero_precision_prior=ss.Gamma(5000, 2), free_precision_prior=ss.Gamma(250, 0.1)
+        )
     held = {"conv": 0.0, "embed": 0.0, "out": 0.0, "alike": 0.0}
 
     def truth(prior: ss.MixturePrior) -> torch.Tensor:
@@ -425,7 +430,7 @@ def test_a_width_is_held(mixtures: Any) -> None:
         prior.loss(1.0, 1).backward()
         optimizer.step()
     assert float((prior.log_vars.detach() - start).abs().max()) < 1e-3
-    free = ss.MixturePrior(model, dataclasses.replace(config, width=None, free_precision_prior=None))
+    free = ss.MixturePrior(model, dataclasses.replace(config, width=None, zero_precision_prior=ss.Gamma(5000, 2)))
     start = free.log_vars.detach().clone()
     optimizer = torch.optim.Adam(free.parameters(), lr=1e-3)
     for _ in range(200):
@@ -435,14 +440,50 @@ def test_a_width_is_held(mixtures: Any) -> None:
     assert float((free.log_vars.detach() - start).abs().max()) > 0.05
 
 
-def test_a_width_takes_the_place_of_start_and_hyper_priors() -> None:
-    """`init_std` and the Gammas count without a width only."""
-    losses = set()
-    for std in (None, 0.3):
-        for gamma in (None, ss.Gamma(3, 2)):
-            config = ss.PriorConfig(init_std=std, zero_precision_prior=gamma, free_precision_prior=gamma)
-            losses.add(ss.MixturePrior(net(), config).loss(1.0, 1).item())
-    assert len(losses) == 1
+class Wide(nn.Module):
+    """A layer of 3 million weights, and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(1500, 2000, bias=False), nn.Linear(20, 10, bias=False)
+
+
+def widths_at_rest(model: nn.Module, n_steps: int = 100) -> torch.Tensor:  # (parts, J + 1)
+    """Trained alone, relative to where they are held."""
+    prior = ss.MixturePrior(model, ss.PriorConfig())
+    held = prior.log_vars.detach().clone()
+    optimizer = torch.optim.Adam([prior.log_vars], lr=3e-3)
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        prior.add_gradients_(1.0, 1)
+        optimizer.step()
+    return torch.exp((prior.log_vars.detach() - held) / 2)
+
+
+def test_a_width_is_held_against_3_million_weights_at_its_mean() -> None:
+    """They would narrow it: at the strength for few weights to 0.63 of what it is, (1 + 1.5)^(-1/2)."""
+    model = Wide()
+    with torch.no_grad():
+        model.large.weight.zero_()
+        model.large.weight[0, 0] = 1.0
+    ratio = widths_at_rest(model)
+    assert float(ratio[0, 0]) < 0.99  # it has felt them
+    assert float((ratio - 1).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("start", ["normal", "uniform"])
+def test_a_width_is_held_against_3_million_weights_on_their_way(start: str) -> None:
+    """Most lie within the dead zone and far from 0, and would widen the zero component."""
+    model = Wide()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        if start == "normal":
+            model.large.weight.normal_(0, 0.05)
+        else:
+            model.large.weight.uniform_(-0.05, 0.05)
+    ratio = widths_at_rest(model)
+    assert float(ratio[0, 0]) > 1.01  # it has felt them
+    assert float((ratio - 1).abs().max()) < 0.05
 
 
 def test_what_holds_a_width_follows_the_prior_and_is_no_part_of_its_state() -> None:

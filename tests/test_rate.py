@@ -1,4 +1,4 @@
-"""Rate-aware zeroing: its bits, its rule, and the curvature it takes from Adam."""
+"""Rate-aware zeroing: its bits, its rule, and the curvature, from the gradients of the task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import softshare as ss
 from softshare import rate
 from softshare import retrain as retrain_module
+from softshare.hard import quantized
 from softshare.rate import bits_saved, zero_cheap_
 from softshare.retrain import retrain_
 from softshare.step import Step
@@ -162,36 +163,126 @@ def test_the_curvature_is_that_of_a_quadratic_task() -> None:
     """Targets are what the network says plus noise of variance 1, as where it has learned all there is.
 
     There the mean square of one example's gradient is E[x^2], the true curvature, and that of a batch's mean
-    gradient 1 / B of it. Adam's mean covers about 1000 steps: within 10%.
+    gradient 1 / B of it. The running mean covers about 1000 steps: within 10%.
     """
     g = torch.Generator().manual_seed(0)
     model, size = Quadratic(), 16
     scale = torch.tensor([2.0, 0.5])
     task = Task(model, [], gaussian_nll, lambda m: 0.0, size)
-    step = Step(task, ss.MixturePrior(model, ss.PriorConfig(components=2)), ss.RetrainConfig(lr_weights=1e-3))
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
     step.set(0.0, 0.0)  # nothing moves
     for _ in range(3000):
         x = scale * torch.randn(size, 2, generator=g)
-        y = model(x).detach() + torch.randn(size, generator=g)
+        with quantized(prior):
+            y = model(x).detach() + torch.randn(size, generator=g)
         step((x, y))
-    (curvature,) = step.curvatures(size)
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(size)
     assert curvature.tolist()[0] == pytest.approx([4.0, 0.25], rel=0.1)
 
 
 def test_the_curvature_by_its_definition() -> None:
-    """The batch size times Adam's mean square with its bias corrected, here after 3 steps by hand."""
+    """The batch size times the running mean square with its bias corrected, here after 3 steps by hand.
+
+    Of the task's gradient at the quantized weights: the prior has no part in it.
+    """
     model = Quadratic()
-    task = Task(model, [], gaussian_nll, lambda m: 0.0, 4)
-    step = Step(task, ss.MixturePrior(model, ss.PriorConfig(components=2)), ss.RetrainConfig(lr_weights=1e-3))
+    task, prior = Task(model, [], gaussian_nll, lambda m: 0.0, 4), ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
     mean_square = torch.zeros(1, 2)
     for k in range(3):
         x, y = torch.randn(4, 2, generator=torch.Generator().manual_seed(k)), torch.ones(4)
-        gradient = torch.autograd.grad(gaussian_nll(model, (x, y)), model.fc.weight)[0]
+        with quantized(prior):
+            gradient = torch.autograd.grad(gaussian_nll(model, (x, y)), model.fc.weight)[0]
         mean_square = 0.999 * mean_square + 0.001 * gradient**2
-        step.set(0.0, 1.0)
+        step.set(100.0, 1.0)
         step((x, y))
-    (curvature,) = step.curvatures(4)
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(4)
     torch.testing.assert_close(curvature, 4 * mean_square / (1 - 0.999**3), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_curvature_ignores_the_prior_and_the_decay(optimizer: Any) -> None:
+    """However strong: with rates of 0 nothing else depends on them, and the gradients that are trained with do."""
+    found, trained_with = [], []
+    for tau, decay in ((0.0, 0.0), (1e4, 0.0), (0.0, 10.0)):
+        model = Quadratic()
+        prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+        config = ss.RetrainConfig(optimizer=optimizer, weight_decay=decay)
+        step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, config)
+        step.hard = True
+        step.set(tau, 0.0)
+        for k in range(3):
+            step((torch.randn(4, 2, generator=torch.Generator().manual_seed(k)), torch.ones(4)))
+        assert step.curvature is not None
+        found.append(step.curvature.estimate(4)[0])
+        assert model.fc.weight.grad is not None
+        trained_with.append(model.fc.weight.grad.clone())
+    assert bool((found[0] > 0).all())
+    assert all(torch.equal(f, found[0]) for f in found[1:])
+    assert float((trained_with[1] - trained_with[0]).abs().max()) > 1
+
+
+def test_soft_steps_are_not_noted() -> None:
+    model = Quadratic()
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+    estimates = []
+    for n_soft in (0, 3):
+        step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, ss.RetrainConfig())
+        step.set(0.0, 0.0)
+        for k in range(n_soft):
+            step((torch.randn(4, 2, generator=torch.Generator().manual_seed(100 + k)), torch.ones(4)))
+        step.hard = True
+        step((torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(4)))
+        assert step.curvature is not None
+        estimates.append(step.curvature.estimate(4)[0])
+    assert torch.equal(estimates[0], estimates[1])
+
+
+@pytest.mark.parametrize(("hard_from", "zeroing"), [(1.0, 0.3), (0.0, 0.0)])
+def test_where_nothing_is_zeroed_no_curvature_is_kept(hard_from: float, zeroing: float) -> None:
+    model = Quadratic()
+    config = ss.RetrainConfig(hard_from=hard_from, zeroing=zeroing)
+    assert Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), ss.MixturePrior(model), config).curvature is None
+
+
+def test_a_weight_on_which_no_loss_depends_has_no_curvature() -> None:
+    """The prior pulls it all the same, which once counted as curvature; it is zeroed at any price."""
+
+    class Unused(Quadratic):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(3, 2, bias=False)
+            nn.init.constant_(self.unused.weight, 0.5)
+
+    model = Unused()
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+    step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, ss.RetrainConfig())
+    step.hard = True
+    step.set(100.0, 0.0)
+    step((torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(4)))
+    assert step.curvature is not None
+    used, unused = step.curvature.estimate(4)
+    assert bool((used > 0).all())
+    assert unused.tolist() == [[0.0] * 3] * 2
+    assert prior.quantize().quantized.shared[1].n_nonzero == 6
+    zero_cheap_(prior, [used, unused], 1e-12)
+    assert [t.n_nonzero for t in prior.quantize().quantized.shared] == [2, 0]
+
+
+def test_a_step_that_gives_no_shared_weight_a_gradient() -> None:
+    """All of them are frozen; what is trained is not shared."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model[0].requires_grad_(False)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, rules=(ss.Rule("0.*", share=True),)))
+    task = Task(model, [torch.randn(4, 2)] * 2, lambda m, x: m(x).square().mean(), lambda m: 0.0, 8)
+    before = model.get_parameter("0.weight").clone()
+    retrain_(task, prior, ss.RetrainConfig(epochs=2, hard_from=0.0))
+    assert torch.equal(model.get_parameter("0.weight"), before)
 
 
 def test_nothing_is_known_of_a_weight_that_is_not_trained() -> None:
@@ -202,13 +293,15 @@ def test_nothing_is_known_of_a_weight_that_is_not_trained() -> None:
     prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4, rules=(ss.Rule("*", share=True),)))
     task = Task(model, [], lambda m, x: m(x).square().mean(), lambda m: 0.0, 4)
     step = Step(task, prior, ss.RetrainConfig())
+    step.hard = True
     frozen = model.get_parameter("0.weight")
     before = frozen.clone()
     step(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
-    infinite = [bool(c.isinf().all()) for c in step.curvatures(4)]
+    assert step.curvature is not None
+    infinite = [bool(c.isinf().all()) for c in step.curvature.estimate(4)]
     assert infinite == [True, True, False, False]
     assert all(t.n_nonzero for t in prior.quantize().quantized.shared[:3])
-    zero_cheap_(prior, step.curvatures(4), 1e9)
+    zero_cheap_(prior, step.curvature.estimate(4), 1e9)
     assert torch.equal(frozen, before)
     assert prior.quantize().quantized.shared[2].n_nonzero == 0
 
@@ -249,3 +342,30 @@ def test_a_higher_price_leaves_fewer_weights() -> None:
         config = dataclasses.replace(config, retrain=dataclasses.replace(config.retrain, zeroing=zeroing))
         counts.append(ss.compress(task, config).quantized.n_nonzero)
     assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_zeroing_with_either_optimizer(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the curvature of the task: the input that matters keeps its weights, those that never vary lose theirs."""
+    calls: list[list[Tensor]] = []
+
+    def noted(prior: ss.MixturePrior, curvatures: Any, price: float) -> None:
+        calls.append(curvatures)
+        rate.zero_cheap_(prior, curvatures, price)
+
+    monkeypatch.setattr(retrain_module, "zero_cheap_", noted)
+    torch.manual_seed(0)
+    model = nn.Linear(10, 4)
+    on = (torch.arange(10) < 5).float()  # the other inputs are always 0
+    batches = [on * torch.randn(16, 10, generator=torch.Generator().manual_seed(k)) for k in range(10)]
+    task = Task(model, batches, lambda m, x: (m(x) - x[:, :4]).square().mean(), lambda m: 0.0, 160)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=4, zero_mixing=0.5))
+    assert prior.quantize().quantized.shared[0].dense()[:, 5:].count_nonzero() > 5
+    config = ss.RetrainConfig(epochs=3, tau=1e-3, tau_warmup=0.0, lr_weights=1e-2, hard_from=0.0, optimizer=optimizer)
+    history = retrain_(task, prior, config)
+    assert len(calls) == 3
+    assert all(bool((c[0][:, :5] > 0).all()) and not c[0][:, 5:].any() for c in calls)
+    weight = prior.quantize().quantized.shared[0].dense()
+    assert weight[:, 5:].count_nonzero() == 0
+    assert weight[:, :5].count_nonzero() > 3
+    assert history[-1].task_loss < history[1].task_loss

@@ -442,7 +442,9 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def one_mixture(**changes: Any) -> ss.PriorConfig:
-    return dataclasses.replace(ss.PriorConfig(mixtures="global", components=16, width=None, init_std=0.01), **changes)
+    gammas = {"zero_precision_prior": ss.Gamma(5000, 2), "free_precision_prior": ss.Gamma(250, 0.1)}
+    start = {"mixtures": "global", "components": 16, "width": None, "init_std": 0.01}
+    return ss.PriorConfig(**{**start, **gammas, **changes})
 
 
 def narrow(method: Any, components: int = 16) -> ss.PriorConfig:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
-VERSION = 1
+VERSION = 2
+WITHOUT_A_WIDTH = ("init_std", "zero_precision_prior", "free_precision_prior")  # fields that count there only
 
 
 _PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -102,7 +103,7 @@ class PriorConfig:
     width: float | None = option(
         0.45,
         "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
-        "('none': start at init_std and follow the hyper-priors).",
+        "('none': start at init_std and follow the precision priors, where they are set).",
     )
     init_std: float | None = option(
         None, "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range."
@@ -115,11 +116,11 @@ class PriorConfig:
         "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
     )
     zero_precision_prior: Gamma | None = option(
-        Gamma(5000, 2),
+        None,
         "Without a width: hyper-prior on the zero component's precision, 'alpha=A,beta=B', 'std=S,strength=K' or "
         "'none'.",
     )
-    free_precision_prior: Gamma | None = option(Gamma(250, 0.1), "Likewise on the free components' precisions.")
+    free_precision_prior: Gamma | None = option(None, "Likewise on the free components' precisions.")
     lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
     lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
     lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
@@ -150,6 +151,12 @@ class PriorConfig:
         for name in ("width", "init_std"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
+        given = [name for name in WITHOUT_A_WIDTH if getattr(self, name) is not None]
+        if self.width is not None and given:
+            raise ConfigError(
+                f"{', '.join(given)}: without part where a width holds the components, here {self.width}; set either "
+                "width or all of these to None ('none' on the command line)"
+            )
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 

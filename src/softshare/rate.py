@@ -14,6 +14,36 @@ from torch import Tensor
 
 from softshare.prior import MixturePrior
 
+DECAY = 0.999  # of the running mean: it remembers about a thousand steps
+
+
+class Curvature:
+    """Of the mean task loss by each shared weight, about: the batch size times the mean square of its gradient.
+
+    Infinite for a weight that is not trained, of which nothing is known.
+    """
+
+    def __init__(self, prior: MixturePrior) -> None:
+        self._weights = prior.view.tensors
+        self._squares = [torch.zeros_like(w, dtype=torch.float32) for w in self._weights]
+        self._share = torch.zeros((), device=prior.means.device)  # of the running means that has been seen
+
+    @torch.no_grad()
+    def note_(self) -> None:
+        """To be called when the weights have the gradients of the task loss, and no other."""
+        noted = [(s, w.grad.float()) for s, w in zip(self._squares, self._weights, strict=True) if w.grad is not None]
+        squares, grads = [s for s, _ in noted], [g for _, g in noted]
+        torch._foreach_mul_(self._squares, DECAY)
+        if noted:  # torch refuses an empty list
+            torch._foreach_addcmul_(squares, grads, grads, 1 - DECAY)
+        self._share.mul_(DECAY).add_(1 - DECAY)
+
+    def estimate(self, batch_size: float) -> list[Tensor]:
+        return [
+            batch_size * s / self._share if w.requires_grad else torch.full_like(s, torch.inf)
+            for s, w in zip(self._squares, self._weights, strict=True)
+        ]
+
 
 @torch.no_grad()
 def zero_cheap_(

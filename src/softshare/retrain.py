@@ -66,8 +66,6 @@ def retrain_(
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
-    if prior and config.zeroing and config.hard_from < 1 and config.optimizer != "adam":
-        raise ConfigError("zeroing: takes the curvature from Adam; leave optimizer at 'adam', or set zeroing to 0")
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     steps = _length(task.train)
     history: list[EpochRecord] = []
@@ -128,9 +126,9 @@ def _train_epoch(
     for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
-    if prior and run_step.hard and config.zeroing:
+    if prior and run_step.hard and run_step.curvature:
         price = config.zeroing * tau / task.n_examples * math.log(2)
-        zero_cheap_(prior, run_step.curvatures(task.n_examples / step), price)
+        zero_cheap_(prior, run_step.curvature.estimate(task.n_examples / step), price)
     return float(run_step.sums[0]) / step, tau, step
 
 

@@ -15,6 +15,7 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.hard import hard_step
 from softshare.prior import MixturePrior
+from softshare.rate import Curvature
 from softshare.task import Task
 
 SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
@@ -59,6 +60,7 @@ class Step:
         self.sums = torch.zeros(2, device=_device(task))  # of the losses that the steps return, until set to 0
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
+        self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         fused = _device(self.task).type in ("cpu", "cuda")
@@ -82,6 +84,8 @@ class Step:
         if self.hard and self.prior:
             with hard_step(self.prior):
                 task_loss = self._task_gradients(batch)
+            if self.curvature:
+                self.curvature.note_()
         else:
             self._start_prior()
             task_loss = self._task_gradients(batch)
@@ -93,23 +97,6 @@ class Step:
         self.latent.push_()
         self.sums += torch.stack([task_loss, loss])
         return task_loss, loss
-
-    def curvatures(self, batch_size: float) -> list[Tensor]:
-        """Of the mean loss by each shared weight, about: the batch size times the mean square of its gradient.
-
-        Infinite for a weight that is not trained, of which nothing is known.
-        """
-        if not self.prior:
-            return []
-        beta2 = self.optimizer.defaults["betas"][1]
-        found = []
-        for w in self.prior.view.tensors:
-            state = self.optimizer.state.get(w)
-            if state:
-                found.append(batch_size * state["exp_avg_sq"] / (1 - beta2 ** float(state["step"])))
-            else:
-                found.append(torch.full_like(w, torch.inf))
-        return found
 
     def _task_gradients(self, batch: Any) -> Tensor:
         task_loss = self.task.loss(self.task.model, batch)
