@@ -29,7 +29,7 @@ from softshare.task import Task
 from softshare.verify import verify
 from softshare.zoo import experiments, recipes
 from softshare.zoo.datasets import Split, load_mnist
-from softshare.zoo.experiments import TaskConfig
+from softshare.zoo.experiments import TaskConfig, pretraining_settings
 from softshare.zoo.recipes import Recipe, get_recipe
 
 NAME = "lenet-300-100"
@@ -153,7 +153,7 @@ def test_a_result_says_how_it_was_made(made: Made) -> None:
         assert type(recipe.config).from_dict(config) == recipe.config
         scratch = r.method == "scratch"
         assert task == {"augment": False, "label_smoothing": 0.1 if scratch else 0.0, "from_scratch": scratch}
-        assert pretrain == (None if scratch else dataclasses.asdict(PRETRAIN) | {"seed": r.seed})
+        assert pretrain == (None if scratch else pretraining_settings(dataclasses.replace(PRETRAIN, seed=r.seed)))
 
 
 def test_the_page_names_the_switches(made: Made) -> None:

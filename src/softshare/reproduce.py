@@ -27,7 +27,7 @@ from softshare.runs import load_checkpoint, save_checkpoint
 from softshare.task import Task
 from softshare.verify import JSON, SWS
 from softshare.weights import load_state_
-from softshare.zoo.experiments import get_experiment, make_task, pretrain_
+from softshare.zoo.experiments import get_experiment, make_task, pretrain_, pretraining_settings
 from softshare.zoo.recipes import MethodConfig, Recipe, get_recipe
 
 Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to the hooks it runs with
@@ -126,7 +126,7 @@ def _kept(job: Job) -> str:
 def recorded_config(recipe: Recipe) -> dict[str, Any]:
     """What a result says of its making: the method's settings, the task's switches, the pre-training."""
     task = {**dataclasses.asdict(recipe.task), "from_scratch": recipe.pretrain is None}
-    pretrain = recipe.pretrain and dataclasses.asdict(recipe.pretrain)
+    pretrain = recipe.pretrain and pretraining_settings(recipe.pretrain)
     values: dict[str, Any] = json.loads(json.dumps({"task": task, "pretrain": pretrain}))  # lists, not tuples
     return {**recipe.config.to_dict(), **values}
 
@@ -134,7 +134,7 @@ def recorded_config(recipe: Recipe) -> dict[str, Any]:
 def checkpoint_name(recipe: Recipe, dataset: str) -> str:
     """Of the pre-trained network: recipes that pre-train alike, seed and all, on the same data have the same."""
     experiment = get_experiment(recipe.experiment)
-    pretrain = recipe.pretrain and dataclasses.replace(recipe.pretrain, capture=False)
+    pretrain = recipe.pretrain and pretraining_settings(dataclasses.replace(recipe.pretrain, capture=False))
     made_of = (recipe.task, pretrain, dataset, experiment.batch_size, experiment.augmentation)
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]
     return f"{recipe.experiment}-seed-{recipe.config.seed}-{digest}.safetensors"

@@ -81,7 +81,7 @@ class Point:
 
 def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
     for name, value in config.items():
-        if name == "pretrain":  # without a prior it has none of these, though its settings have the names
+        if name == "pretrain":  # its settings are no switches of the method's
             continue
         if isinstance(value, dict):
             yield from _leaves(value)

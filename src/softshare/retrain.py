@@ -113,7 +113,7 @@ def _train_epoch(
         tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
         run_step.set(tau, decay)
-        run_step.hard = progress >= config.hard_from
+        run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
         if step % CHECK_EVERY == 0:
             _require_finite("the loss", float(run_step.sums[1]))

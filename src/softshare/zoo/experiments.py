@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ EXPERIMENTS = {
             dataset="CIFAR-10",
             make_model=WRN164,
             batch_size=128,
-            pretrain=RetrainConfig(epochs=70, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
+            pretrain=RetrainConfig(epochs=100, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
             compress=CompressConfig().override(rest_dtype="float16"),
             paper=PaperRow(6.48, 8.50, 6.6, 45),
             label_smoothing=0.0,
@@ -155,6 +156,12 @@ def _load(experiment: Experiment, data: Path | None) -> tuple[str, tuple[Split, 
 def pretrain_(task: Task, config: RetrainConfig, hooks: Sequence[Hook] = ()) -> tuple[EpochRecord, ...]:
     """Plain training, no prior."""
     return retrain_(task, None, config, hooks)
+
+
+def pretraining_settings(config: RetrainConfig) -> dict[str, Any]:
+    """Those that count without a prior."""
+    counts = ("epochs", "lr_weights", "optimizer", "weight_decay", "schedule", "seed", "capture")
+    return {name: getattr(config, name) for name in counts}
 
 
 def plain_outputs(model: nn.Module, batch: Split) -> Tensor:
