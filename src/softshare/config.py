@@ -169,7 +169,7 @@ class RetrainConfig:
     tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
     tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.")
     lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
-    optimizer: Optimizer = option("adam", "Of all that is trained: 'adam', or 'sgd' with Nesterov momentum of 0.9.")
+    optimizer: Optimizer = option("adam", "Of the network: 'adam', or 'sgd' with Nesterov momentum of 0.9. The mixture's is Adam.")
     weight_decay: float = option(0.0, "Weight of half the sum of squares of all parameters in the loss.")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
     hard_from: float = option(

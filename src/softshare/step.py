@@ -54,19 +54,24 @@ class Step:
         self.task, self.prior, self.latent, self.config = task, prior, latent or Latent(), config
         self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
         parameters = self.latent.parameters(task.model)
-        groups = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
-        self.optimizer = self._make_optimizer(groups + (prior.param_groups() if prior else []))
-        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        network = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
+        self.optimizers = self._make_optimizers(network, prior.param_groups() if prior else [])
+        self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._base_rates = [float(group["lr"]) for group in self._groups]
         self.sums = torch.zeros(2, device=_device(task))  # of the losses that the steps return, until set to 0
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
         self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
 
-    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def _make_optimizers(
+        self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
+    ) -> list[torch.optim.Optimizer]:
+        """The mixture's is Adam always: a component's gradients grow with the number of its weights."""
         fused = _device(self.task).type in ("cpu", "cuda")
-        if self.config.optimizer == "sgd":
-            return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=fused)
-        return torch.optim.Adam(groups, fused=fused, capturable=self._captured)
+        if self.config.optimizer == "adam":
+            return [torch.optim.Adam(network + mixture, fused=fused, capturable=self._captured)]
+        sgd = torch.optim.SGD(network, momentum=0.9, nesterov=True, fused=fused)
+        return [sgd, torch.optim.Adam(mixture, fused=fused, capturable=self._captured)] if mixture else [sgd]
 
     def set(self, tau: float, decay: float) -> None:
         """The prior's weight, and what all learning rates are multiplied by, from now on."""
@@ -74,12 +79,13 @@ class Step:
         self._set_rates([base * decay for base in self._base_rates])
 
     def _set_rates(self, rates: list[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(self._groups, rates, strict=True):
             group["lr"] = rate
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """The task loss, and that of task and prior."""
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
         if self.hard and self.prior:
             with hard_step(self.prior):
@@ -93,7 +99,8 @@ class Step:
         if self.prior:
             loss = task_loss + self._add_prior(self.prior)
         self.latent.pull_()
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.latent.push_()
         self.sums += torch.stack([task_loss, loss])
         return task_loss, loss
@@ -144,9 +151,12 @@ class CapturedStep(Step):
         self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
         self._way = (list(prior.reaches) if prior else None, self.hard)
 
-    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        self._rates = torch.tensor([g["lr"] for g in groups], device=_device(self.task))
-        return super()._make_optimizer([{**g, "lr": rate} for g, rate in zip(groups, self._rates, strict=True)])
+    def _make_optimizers(
+        self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
+    ) -> list[torch.optim.Optimizer]:
+        self._rates = torch.tensor([g["lr"] for g in network + mixture], device=_device(self.task))
+        rates = iter(self._rates)
+        return super()._make_optimizers(*([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture)))
 
     def _set_rates(self, rates: list[float]) -> None:
         self._rates.copy_(torch.tensor(rates), non_blocking=True)  # one copy: a launch takes as long as a small kernel
