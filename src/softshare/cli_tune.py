@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,15 +22,12 @@ from softshare.cli_tasks import (
 from softshare.config import CompressConfig
 from softshare.hooks import ProgressBar
 from softshare.pareto import can_draw
-from softshare.runs import load_checkpoint
 from softshare.search import paper_search_base
 from softshare.study_files import FRONT, SUMMARY
-from softshare.task import Task
 from softshare.trials import front
-from softshare.tune import Job, Sampler, StudyConfig
+from softshare.tune import SAMPLERS, Job, StudyConfig
 from softshare.tune import tune as run_study
-from softshare.weights import load_state_
-from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
+from softshare.zoo.experiments import EXPERIMENTS, make_task, pretrain_
 
 
 def tune(
@@ -43,7 +40,7 @@ def tune(
     trials: Annotated[int, typer.Option(help="Until the study has so many, of all processes and calls together.")] = 40,
     sampler: Annotated[
         str,
-        typer.Option(help=f"What proposes trials, one of: {', '.join(get_args(Sampler))}. 'gp': a Gaussian process."),
+        typer.Option(help=f"What proposes trials, one of: {', '.join(SAMPLERS)}. 'gp': a Gaussian process."),
     ] = "gp",
     error_bound: Annotated[
         float | None,
@@ -79,42 +76,38 @@ def tune(
     a result for each trial, those of the front once more with their test errors, summary.csv, front.png and
     settings.png. Run it again to go on with a study that was stopped, or several times at once to share it.
     """
-    say = Console(stderr=True)
-    ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
+    experiment = EXPERIMENTS.get(task)
+    ours = experiment.compress if experiment else CompressConfig()
     config = (paper_search_base() if paper else ours).override(**overrides)
-    if paper and task in EXPERIMENTS and label_smoothing is None:
+    if paper and experiment and label_smoothing is None:
         label_smoothing = 0.0  # as in the paper
     options = TaskOptions(data, augment, label_smoothing)
-    loaded = load_task(task, device, config.seed, options)
-
-    def pretrain_once_(task: Task) -> None:
-        if weights:
-            load_state_(task.model, load_checkpoint(weights), str(weights))
-        elif task.name in EXPERIMENTS:
-            schedule = dataclasses.replace(get_experiment(task.name).pretrain, seed=config.seed)
-            pretrain_(task, schedule, [ProgressBar("pre-train")])
-
-    is_experiment = task in EXPERIMENTS
-    name = task if is_experiment else Path(task.rpartition(":")[0]).stem
+    name = task if experiment else Path(task.rpartition(":")[0]).stem
     job = Job(
-        task=loaded,
+        task=load_task(task, device, config.seed, options),
         config=config,
         folder=folder or Path("runs") / f"tune-{name}",
         held=overrides,
         method="paper" if paper else "softshare",
-        recorded=options.changes(task) if is_experiment else {},
-        pretrain_=pretrain_once_,
-        judge=make_task(task, "cpu", data=data) if is_experiment else None,  # there `softshare verify` measures
+        weights=weights,
     )
+    if experiment:
+        schedule = dataclasses.replace(experiment.pretrain, seed=config.seed)
+        job = dataclasses.replace(
+            job,
+            recorded=options.changes(task),
+            pretrain_=lambda task: pretrain_(task, schedule, [ProgressBar("pre-train")]),
+            judge=make_task(task, "cpu", data=data),  # there `softshare verify` measures
+        )
+    log = Console(stderr=True)
     rows = run_study(
         job,
-        StudyConfig(trials, sampler, error_bound, storage, study),  # type: ignore[arg-type]
-        hooks=lambda title: [ProgressBar(title)] if say.is_terminal else [],
-        say=lambda text: say.print(text, markup=False, highlight=False, soft_wrap=True),
+        StudyConfig(trials, sampler, error_bound, storage, study),
+        hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
+        say=lambda text: log.print(text, markup=False, highlight=False, soft_wrap=True),
     )
-    out = Console(markup=False)
-    best = front(rows)
-    out.print(tables.front_table(best, f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
+    out = Console(markup=False, highlight=False, soft_wrap=True)
+    out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
     out.print(f"{sum(row.state == 'pruned' for row in rows)} were pruned; all are in {job.folder / SUMMARY}.")
     if not can_draw():
-        out.print("No figure was drawn: that needs matplotlib (pip install 'softshare[report]').", highlight=False)
+        out.print("No figure was drawn: that needs matplotlib (pip install 'softshare[report]').")

@@ -1,22 +1,30 @@
-"""An Optuna study that several processes share and any of them may leave: opened, counted, its lost trials found."""
+"""An Optuna study that several processes share and any of them may leave: no trial is run twice, none is lost.
+
+Every running trial gives a sign of life, as an attribute in the storage. One that has given none for long is queued
+again, with the same settings, for whoever asks next.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from softshare.config import Range
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.search import Space
 
 if TYPE_CHECKING:
     import optuna
 
-HEARTBEAT, GRACE = 10, 60  # seconds: a process gives a sign of life so often; after as long without, it is gone
-RETRIES = 2  # of a trial whose process is gone: that may be what it does to every process
-_SETTINGS = "softshare"
+HEARTBEAT, GRACE = 10.0, 60.0  # seconds between signs of life, and without any until a trial's process is gone
+RETRIES = 2  # of a trial whose process is gone: it may be what it does to every process
+_ALIVE, _RETRY, _SETTINGS = "alive", "retry", "softshare"
 
 
 def require_optuna() -> None:
@@ -32,7 +40,7 @@ def require_optuna() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna's log and its warnings of interfaces that may change: what happens to a trial is said by us."""
+    """Without Optuna's log and its warnings of interfaces that may change: what becomes of a trial is said by us."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -54,31 +62,21 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as problem:
-        raise ConfigError(f"the study's storage: {problem}; once it is right, run the same command again") from problem
+        what = f"{problem} {problem.__cause__ or ''}".strip()
+        raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
 
 
 def open_study(url: str, name: str, settings: Mapping[str, Any], sampler: optuna.samplers.BaseSampler) -> optuna.Study:
     """The study of this name in the storage, new or as it stands there; it must be one of the same settings."""
     import optuna
-    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     try:
-        storage = RDBStorage(
-            url,
-            engine_kwargs=wait,
-            heartbeat_interval=HEARTBEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
-        )
+        storage = optuna.storages.RDBStorage(url, engine_kwargs=wait)
     except ImportError as problem:
         raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
     study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        sampler=sampler,
-        directions=["minimize", "minimize"],
-        load_if_exists=True,
+        storage=storage, study_name=name, sampler=sampler, directions=["minimize", "minimize"], load_if_exists=True
     )
     study.set_metric_names(["validation error %", "bytes"])
     ours = json.loads(json.dumps(settings))
@@ -101,19 +99,80 @@ class Counts:
 
 
 def count(study: optuna.Study) -> Counts:
-    """After trials of processes that are gone were queued again."""
-    import optuna
     from optuna.trial import TrialState
 
-    optuna.storages.fail_stale_trials(study)
     states = [trial.state for trial in study.get_trials(deepcopy=False)]
-    finished = sum(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in states)
+    finished = states.count(TrialState.COMPLETE) + states.count(TrialState.PRUNED)
     return Counts(finished, states.count(TrialState.RUNNING))
 
 
-def is_surplus(study: optuna.Study, number: int, trials: int) -> bool:
-    """Whether so many were begun before this trial: two processes may have gone for the last one."""
+def ask(study: optuna.Study, space: Space, trials: int) -> optuna.Trial | None:
+    """The next trial, with all its settings; None where all are begun.
+
+    To be called by one process at a time: SQLite locks no rows, so that two could be given the same queued trial.
+    """
     from optuna.trial import TrialState
 
-    before = [t for t in study.get_trials(deepcopy=False) if t.number < number and t.state != TrialState.FAIL]
-    return len(before) >= trials
+    _requeue_lost(study)
+    now = count(study)
+    if now.finished + now.running >= trials:
+        return None
+    trial = study.ask({name: _distribution(range) for name, range in space.items()})
+    trial.set_user_attr(_ALIVE, time.time())
+    before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state != TrialState.FAIL]
+    if len(before) >= trials:  # processes that share the storage but no folder have both gone for the last one
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    return trial
+
+
+def _distribution(range: Range) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if isinstance(range.low, int) and isinstance(range.high, int):
+        return IntDistribution(range.low, range.high, log=range.log)
+    return FloatDistribution(range.low, range.high, log=range.log)
+
+
+def _requeue_lost(study: optuna.Study) -> None:
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        if time.time() - trial.user_attrs.get(_ALIVE, began) > GRACE:
+            requeue(study, trial)
+
+
+def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
+    """End a running trial as failed, and queue another of the same settings."""
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import TrialState
+
+    try:
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (ValueError, UpdateFinishedTrialError):
+        return  # another process was quicker, or the trial was alive after all and has ended
+    retry = trial.user_attrs.get(_RETRY, 0) + 1
+    if retry <= RETRIES:
+        study.enqueue_trial(trial.params, user_attrs={_RETRY: retry})
+
+
+@contextlib.contextmanager
+def signs_of_life(trial: optuna.Trial) -> Iterator[None]:
+    """One every few seconds, for as long as the trial runs."""
+    import optuna
+
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(HEARTBEAT):
+            with contextlib.suppress(optuna.exceptions.OptunaError):  # the storage is busy, or has given it up
+                trial.set_user_attr(_ALIVE, time.time())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

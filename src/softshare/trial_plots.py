@@ -10,9 +10,9 @@ from typing import Any
 
 from softshare.config import Range
 from softshare.errors import NotAvailableError
-from softshare.pareto import can_draw
+from softshare.pareto import can_draw, frontier
 from softshare.search import Space
-from softshare.trials import Row, chance, front, rank_correlations
+from softshare.trials import Row, chance, rank_correlations
 from softshare.zoo.published import ACCOUNTINGS, Accounting, published
 
 Points = list[tuple[float, float]]  # (compression ratio, percent points of error lost)
@@ -23,7 +23,8 @@ class Panel:
     """One accounting: ratios of another may not share its axis."""
 
     label: str
-    trials: Points
+    trials: Points  # complete ones
+    pruned: Points  # those of them that left a file
     front: Points
     tested: Points  # the front's files on the test set
     published: dict[str, Points]
@@ -38,24 +39,32 @@ class FrontData:
 
 
 def front_data(title: str, rows: Sequence[Row]) -> FrontData:
-    """Every trial that left a file, those past the bound too; beside them what was published of the same network."""
-    shown = [row for row in rows if row.file_bytes is not None]
-    files = _panel("ratio, the file", "ratio", title, shown, "c")
-    paper = _panel("ratio, the paper's format", "han_ratio", title, shown, "b")
-    return FrontData(title, [row.trial for row in shown], files, paper)
+    """Every trial that left a file; beside them what was published of the same network, each in its own accounting."""
+    files = _panel("ratio", "ratio", title, rows, "c")
+    paper = _panel("ratio in the paper's format", "han_ratio", title, rows, "b")
+    return FrontData(title, [row.trial for row in rows if row.state == "complete"], files, paper)
 
 
 def _panel(label: str, ratio: str, title: str, rows: Sequence[Row], accounting: Accounting) -> Panel:
     theirs: dict[str, Points] = {}
-    for row in published(title):
-        if row.accounting == accounting and row.error_before is not None:
-            theirs.setdefault(row.who, []).append((row.ratio, row.error_after - row.error_before))
-    best = front(rows)
+    for published_row in published(title):
+        if published_row.accounting == accounting and published_row.error_before is not None:
+            rise = published_row.error_after - published_row.error_before
+            theirs.setdefault(published_row.who, []).append((published_row.ratio, rise))
+
+    def points(state: str) -> Points:
+        found = [row for row in rows if row.state == state and row.file_bytes is not None]
+        return [(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in found]
+
+    complete = points("complete")
+    best = frontier((1 / r, rise) for r, rise in complete)
+    tested = [row for row in rows if row.test_error is not None]
     return Panel(
-        label=f"{label} ({ACCOUNTINGS[accounting]} of others)" if theirs else label,
-        trials=[(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in rows],
-        front=[(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in best],
-        tested=[(getattr(row, ratio), _rise(row.test_error, row.test_error_before)) for row in best if row.test_error],
+        label=f"{label}; others: {ACCOUNTINGS[accounting]}" if theirs else label,
+        trials=complete,
+        pruned=points("pruned"),
+        front=[(1 / inverse, rise) for inverse, rise in best],
+        tested=[(getattr(row, ratio), _rise(row.test_error, row.test_error_before)) for row in tested],
         published=theirs,
     )
 
@@ -69,13 +78,19 @@ def draw_front(data: FrontData) -> bytes:
     figure = _figure(12, 5)
     for axes, panel in zip(figure.subplots(1, 2, sharey=True), (data.file, data.paper), strict=True):
         dots = axes.scatter(*zip(*panel.trials, strict=True), c=data.order, cmap="viridis_r", s=24, zorder=2)
-        best = sorted(panel.front)
-        axes.plot(*zip(*best, strict=True), color="black", linewidth=0.8, label="the front, validation", zorder=1)
-        if panel.tested:
-            axes.scatter(*zip(*panel.tested, strict=True), marker="*", s=60, c="black", label="its files, test")
+        axes.plot(*zip(*panel.front, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="front")
+        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": "black"})]
         for k, (who, points) in enumerate(panel.published.items()):
-            axes.scatter(*zip(*points, strict=True), s=48, facecolors="none", edgecolors=f"C{k}", label=who)
-        axes.set(xscale="log", xlabel=panel.label)
+            marks.append((who, points, {"facecolors": "none", "edgecolors": f"C{k}"}))
+        for label, points, style in marks:
+            if points:
+                axes.scatter(*zip(*points, strict=True), s=48, label=label, **style)
+        axes.set(xscale="log", xlabel=panel.label, ylim=axes.get_ylim())  # what was pruned may lie far off
+        if panel.pruned:
+            axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c="0.6", label="pruned", zorder=1)
+        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            which("{x:g}")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="x-small")
     figure.axes[0].set(ylabel="error lost, percent points")
@@ -133,6 +148,8 @@ def draw_settings(data: SettingsData) -> bytes:
         lines.axvline(place, color="0.6", linewidth=0.5)
         for y, value, side in ((-0.02, ends.low, "top"), (1.02, ends.high, "bottom")):
             lines.text(place, y, f"{value:g}", ha="center", va=side, fontsize="x-small")
+    for axes in (lines, bars):
+        axes.set(xlim=(-0.5, len(data.names) - 0.5))
     lines.set(ylim=(-0.1, 1.1), yticks=[], title=f"{data.title}: the front's settings, in colour, among all")
     lines.set_xticks(places, [])
     figure.colorbar(colours, ax=lines, label="ratio")

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError
@@ -23,7 +26,7 @@ from softshare.retrain import EpochRecord, Hook
 from softshare.route import Compressed, compress
 from softshare.runs import PRETRAINED, load_checkpoint, save_checkpoint
 from softshare.search import Space, search_space, values_in, with_values
-from softshare.study import count, is_surplus, open_study, quiet, require_optuna, storage_errors
+from softshare.study import ask, count, open_study, quiet, requeue, require_optuna, signs_of_life, storage_errors
 from softshare.study_files import TRIALS, prepare_folders, trial_stem, with_tests, write_summary
 from softshare.task import Task
 from softshare.trials import MEASURED, REASON, Row, rows_of
@@ -31,8 +34,9 @@ from softshare.weights import WeightView, load_state_
 
 if TYPE_CHECKING:
     import optuna
+    from filelock import FileLock
 
-Sampler = Literal["gp", "tpe", "nsga2"]
+SAMPLERS = ("gp", "tpe", "nsga2")
 RISE = 5.0  # percent points of validation error, past which a trial is hopeless unless a bound is given
 POLL = 1.0  # seconds between looks at trials that other processes run
 STUDY, LOCK = "study.db", ".lock"
@@ -43,7 +47,7 @@ class StudyConfig:
     """What a search is asked for."""
 
     trials: int = 40  # finished ones, of all processes and of earlier calls together
-    sampler: Sampler = "gp"
+    sampler: str = "gp"  # of SAMPLERS
     error_bound: float | None = None  # percent, validation; None: that of the network before, and RISE
     storage: str | None = None  # any Optuna storage address; None: an SQLite file in the folder
     name: str | None = None  # of the study in its storage; None: the task's
@@ -51,8 +55,8 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise ConfigError(f"trials: expected at least 1, got {self.trials}")
-        if self.sampler not in get_args(Sampler):
-            raise ConfigError(f"sampler: expected one of {', '.join(get_args(Sampler))}, got {self.sampler!r}")
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"sampler: expected one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Job:
     held: Collection[str] = ()  # settings that are not searched
     method: str = "softshare"
     recorded: Mapping[str, Any] = field(default_factory=dict)  # of the task, beside the config in every result
-    pretrain_: Callable[[Task], object] = lambda task: None  # called once for a study, unless its network is there
+    weights: Path | None = None  # of the network that all trials start from; None: the task's, after `pretrain_`
+    pretrain_: Callable[[Task], object] = lambda task: None  # called once for a study
     judge: Task | None = None  # a task of the same, which reads the test set; None: the task itself
 
     @property
@@ -90,22 +95,34 @@ def tune(
     lock = FileLock(job.folder / LOCK)
     with quiet(), storage_errors():
         with lock:  # the first process prepares, the others wait for it
-            search = _Search(_started(job), asked, hooks, say)
-        search.run()
+            _start_(job, say)
+            search = _Search(job, asked, hooks, say)
+        search.run(lock)
         with lock:
             rows = with_tests(rows_of(search.study), job.folder, job.judge or job.task)
             write_summary(rows, job.folder, job.task.name, search.space)
             return rows
 
 
-def _started(job: Job) -> Job:
-    """With the study's network in the task: every trial of every process starts from the same weights."""
-    file = job.folder / PRETRAINED
-    if not file.exists():
-        job.pretrain_(job.task)
-        save_checkpoint(file, job.task.model.state_dict())
-    load_state_(job.task.model, load_checkpoint(file), str(file))
-    return job
+def _start_(job: Job, say: Callable[[str], None]) -> None:
+    """Put the study's network into the task: every trial of every process starts from the same weights."""
+    file, model = job.folder / PRETRAINED, job.task.model
+    if job.weights:
+        load_state_(model, load_checkpoint(job.weights), str(job.weights))
+    if file.exists():
+        kept = load_checkpoint(file)
+        if job.weights and not _same(kept, model.state_dict()):
+            raise ConfigError(f"{job.folder} holds a study of another network than {job.weights}; give another --out")
+        load_state_(model, kept, str(file))
+        say(f"pre-trained weights: {file}")
+    else:
+        if not job.weights:
+            job.pretrain_(job.task)
+        save_checkpoint(file, model.state_dict())
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return set(a) == set(b) and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
 
 
 class _Search:
@@ -116,7 +133,6 @@ class _Search:
 
         self.job, self.asked, self.hooks, self.say = job, asked, hooks, say
         self.space = job.space
-        self.outcome = ""  # of the last trial
         self.blind = dataclasses.replace(job.task, test=None, dataset=f"{job.task.dataset}, validation")
         self.error_before = final_error(self.blind, job.task.model)
         self.bound = self.error_before + RISE if asked.error_bound is None else asked.error_bound
@@ -133,52 +149,67 @@ class _Search:
         if not self.study.get_trials(deepcopy=False):
             self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
 
-    def run(self) -> None:
-        """Until the study has its trials, whoever ran them."""
+    def run(self, lock: FileLock) -> None:
+        """Until the study has its trials, whoever runs them."""
         began, before, waiting = time.monotonic(), count(self.study).finished, False
         while (now := count(self.study)).finished < self.asked.trials:
-            if now.finished + now.running < self.asked.trials:
-                self.study.optimize(self.try_one, n_trials=1, catch=(_Surplus,))
-                self.tell(began, before)
-                continue
-            if not waiting:
+            with lock:
+                trial = ask(self.study, self.space, self.asked.trials)
+            if trial:
+                outcome = self.run_one(trial)
+                done = count(self.study).finished
+                pace = (time.monotonic() - began) / max(1, done - before)  # of all processes
+                left = _duration(pace * max(0, self.asked.trials - done))
+                self.say(f"trial {trial.number}: {outcome}; {done} of {self.asked.trials} done, {left} left")
+            elif not waiting:
                 waiting = True
                 self.say(f"waiting for trials that other processes have begun: {now.running}")
-            time.sleep(POLL)
+            else:
+                time.sleep(POLL)
 
-    def tell(self, began: float, before: int) -> None:
-        """What came of the last trial, and how long the rest will take at the pace of all processes."""
-        done = count(self.study).finished
-        pace = (time.monotonic() - began) / max(1, done - before)
-        left = max(0, self.asked.trials - done)
-        self.say(f"{self.outcome}; {done} of {self.asked.trials} done, {_duration(pace * left)} left")
+    def run_one(self, trial: optuna.Trial) -> str:
+        """The trial to its end in the study, and what came of it in words."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
 
-    def try_one(self, trial: optuna.Trial) -> tuple[float, float]:
-        """One trial: compress, write, measure. A hopeless one ends as pruned, the others with two values."""
-        import optuna
-
-        if is_surplus(self.study, trial.number, self.asked.trials):
-            self.outcome = f"trial {trial.number} was one too many"
-            raise _Surplus
-        config = with_values(self.job.config, {name: _suggest(trial, name, r) for name, r in self.space.items()})
-        watch = _Watch(self.bound)
-        title = f"trial {trial.number}"
         try:
-            compressed = compress(self.blind, config, [watch, *self.hooks(title)])
-            result = self.keep(trial, compressed, config)
-            if not any(t.n_nonzero for t in compressed.quantized.shared):
-                raise _HopelessError("collapsed: every shared weight is zero")
-            watch.require(result.error_after)
+            with signs_of_life(trial):
+                return self.end(trial)
+        except UpdateFinishedTrialError:
+            return "given up by another process, as it was silent for too long"
+        except KeyboardInterrupt:
+            requeue(self.study, trial)  # for the next call
+            raise
+        except Exception:
+            self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            raise
+
+    def end(self, trial: optuna.Trial) -> str:
+        """With its two values or, if it is hopeless, as pruned, which has none: Optuna prunes by a single objective, so
+        that what is hopeless is said here.
+        """
+        from optuna.trial import TrialState
+
+        try:
+            result = self.try_one(trial)
         except (DivergedError, _HopelessError) as problem:
             reason = str(problem).partition(". ")[0]  # what comes after it in a message is advice
             trial.set_user_attr(REASON, reason)
-            self.outcome = f"{title} pruned, {reason}"
-            raise optuna.TrialPruned(reason) from None
-        except KeyboardInterrupt:
-            self.study.enqueue_trial(trial.params)  # for the next call
-            raise
-        self.outcome = f"{title}: error {result.error_after:.2f}%, {result.file_bytes:,} bytes"
-        return result.error_after, float(result.file_bytes)
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return f"pruned, {reason}"
+        self.study.tell(trial, [result.error_after, result.file_bytes])
+        return f"error {result.error_after:.2f}%, {result.file_bytes:,} bytes"
+
+    def try_one(self, trial: optuna.Trial) -> Result:
+        """Compress, measure, write; an error says that it is hopeless."""
+        config = with_values(self.job.config, trial.params)
+        watch = _Watch(self.bound)
+        compressed = compress(self.blind, config, [watch, *self.hooks(f"trial {trial.number}")])
+        result = self.keep(trial, compressed, config)
+        if not any(t.n_nonzero for t in compressed.quantized.shared):
+            raise _HopelessError("collapsed: every shared weight is zero")
+        watch.require(result.error_after)
+        return result
 
     def keep(self, trial: optuna.Trial, compressed: Compressed, config: CompressConfig) -> Result:
         """The trial's file and, beside it, its result; there errors are on validation data."""
@@ -189,10 +220,6 @@ class _Search:
         errors = {"validation_error_before": result.error_before, "validation_error": result.error_after}
         trial.set_user_attr(MEASURED, errors | figures)
         return result
-
-
-class _Surplus(Exception):  # noqa: N818
-    """A trial more than was asked for."""
 
 
 class _HopelessError(Exception):
@@ -215,12 +242,6 @@ class _Watch(Hook):
     def require(self, error: float) -> None:
         if not error <= self.bound:
             raise _HopelessError(f"validation error {error:.2f}%, past the bound of {self.bound:.2f}%")
-
-
-def _suggest(trial: optuna.Trial, name: str, range: Any) -> float:
-    if isinstance(range.low, int):
-        return trial.suggest_int(name, range.low, range.high, log=range.log)
-    return trial.suggest_float(name, range.low, range.high, log=range.log)
 
 
 def _duration(seconds: float) -> str:
