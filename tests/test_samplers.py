@@ -4,12 +4,12 @@ import math
 
 import optuna
 import pytest
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from softshare.samplers import Gp, as_seen, make_sampler
 
-UNIT = {"x": FloatDistribution(0.0, 1.0)}
+UNIT: dict[str, BaseDistribution] = {"x": FloatDistribution(0.0, 1.0)}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def next_x(sampler: optuna.samplers.BaseSampler) -> float:
     study = new_study(sampler)
     study.add_trials([trial(x / 20, [2 - x / 20, 1000 * (2 - x / 20)]) for x in range(1, 10)])
     study.add_trials([trial(x / 20, state=TrialState.PRUNED) for x in range(11, 21)])
-    return float(study.ask(dict(UNIT)).params["x"])
+    return float(study.ask(UNIT).params["x"])
 
 
 def test_the_gaussian_process_keeps_away_from_what_was_pruned() -> None:
@@ -64,7 +64,7 @@ def drawn(name: str, seed: int, stop_every: int) -> list[float]:
     for k in range(13):
         if k % stop_every == 0:
             study.sampler = make_sampler(name, seed)
-        trial = study.ask(dict(UNIT))
+        trial = study.ask(UNIT)
         xs.append(float(trial.params["x"]))
         study.tell(trial, [xs[-1], 100 * (1 - xs[-1]) + 1])
     return xs

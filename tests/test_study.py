@@ -16,6 +16,7 @@ from softshare.study import (
     Counts,
     ask,
     count,
+    open_storage,
     open_study,
     quiet,
     requeue,
@@ -35,7 +36,7 @@ def _quiet() -> Iterator[None]:
 
 def opened(folder: Path, **settings: object) -> optuna.Study:
     sampler = optuna.samplers.RandomSampler(seed=0)
-    return open_study(f"sqlite:///{folder / 'study.db'}", "net", {"config": 1, **settings}, sampler)
+    return open_study(open_storage(f"sqlite:///{folder / 'study.db'}"), "net", {"config": 1, **settings}, sampler)
 
 
 def begun(study: optuna.Study, trials: int = 10) -> optuna.Trial:
@@ -143,12 +144,12 @@ def test_a_study_is_gone_on_with_only_by_the_same_settings(tmp_path: Path) -> No
 @pytest.mark.parametrize("url", ["nowhere", "sqlite:////no/such/folder/study.db"])
 def test_a_storage_that_cannot_be_opened(url: str) -> None:
     with pytest.raises(ConfigError, match="the study's storage: "), storage_errors():
-        open_study(url, "net", {}, optuna.samplers.RandomSampler())
+        open_storage(url)
 
 
 def test_a_storage_whose_driver_is_not_installed() -> None:
     with pytest.raises(NotAvailableError, match="the study's storage: "), storage_errors():
-        open_study("postgresql://name:secret@host/base", "net", {}, optuna.samplers.RandomSampler())
+        open_storage("postgresql://name:secret@host/base")
 
 
 @pytest.mark.parametrize("package", ["optuna", "scipy", "filelock"])

@@ -32,7 +32,8 @@ HELD = ("epochs", "components", "width")
 
 
 def job(folder: Path, **changes: Any) -> Job:
-    return Job(**{"task": tuning.make_task(), "config": BASE, "folder": folder, "held": HELD} | changes)
+    fields: dict[str, Any] = {"task": tuning.make_task(), "config": BASE, "folder": folder, "held": HELD}
+    return Job(**fields | changes)
 
 
 def optuna_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:

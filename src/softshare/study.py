@@ -66,15 +66,22 @@ def storage_errors() -> Iterator[None]:
         raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
 
 
-def open_study(url: str, name: str, settings: Mapping[str, Any], sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-    """The study of this name in the storage, new or as it stands there; it must be one of the same settings."""
+def open_storage(url: str) -> optuna.storages.RDBStorage:
     import optuna
 
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     try:
-        storage = optuna.storages.RDBStorage(url, engine_kwargs=wait)
+        return optuna.storages.RDBStorage(url, engine_kwargs=wait)
     except ImportError as problem:
         raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
+
+
+def open_study(
+    storage: optuna.storages.RDBStorage, name: str, settings: Mapping[str, Any], sampler: optuna.samplers.BaseSampler
+) -> optuna.Study:
+    """The study of this name in the storage, new or as it stands there; it must be one of the same settings."""
+    import optuna
+
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, directions=["minimize", "minimize"], load_if_exists=True
     )

@@ -26,7 +26,17 @@ from softshare.retrain import EpochRecord, Hook
 from softshare.route import Compressed, compress
 from softshare.runs import PRETRAINED, load_checkpoint, save_checkpoint
 from softshare.search import Space, search_space, values_in, with_values
-from softshare.study import ask, count, open_study, quiet, requeue, require_optuna, signs_of_life, storage_errors
+from softshare.study import (
+    ask,
+    count,
+    open_storage,
+    open_study,
+    quiet,
+    requeue,
+    require_optuna,
+    signs_of_life,
+    storage_errors,
+)
 from softshare.study_files import TRIALS, prepare_folders, trial_stem, with_tests, write_summary
 from softshare.task import Task
 from softshare.trials import MEASURED, REASON, Row, rows_of
@@ -95,8 +105,9 @@ def tune(
     lock = FileLock(job.folder / LOCK)
     with quiet(), storage_errors():
         with lock:  # the first process prepares, the others wait for it
+            storage = open_storage(asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}")
             _start_(job, say)
-            search = _Search(job, asked, hooks, say)
+            search = _Search(job, asked, storage, hooks, say)
         search.run(lock)
         with lock:
             rows = with_tests(rows_of(search.study), job.folder, job.judge or job.task)
@@ -128,7 +139,14 @@ def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 class _Search:
     """One process's part in a study."""
 
-    def __init__(self, job: Job, asked: StudyConfig, hooks: Hooks, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        asked: StudyConfig,
+        storage: optuna.storages.RDBStorage,
+        hooks: Hooks,
+        say: Callable[[str], None],
+    ) -> None:
         from softshare.samplers import make_sampler
 
         self.job, self.asked, self.hooks, self.say = job, asked, hooks, say
@@ -143,9 +161,8 @@ class _Search:
             "error_bound": self.bound,
             "pretrained": hashlib.sha256(read_bytes(job.folder / PRETRAINED)).hexdigest(),
         }
-        url = asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
         sampler = make_sampler(asked.sampler, job.config.seed % 2**32)
-        self.study = open_study(url, asked.name or job.task.name, settings, sampler)
+        self.study = open_study(storage, asked.name or job.task.name, settings, sampler)
         if not self.study.get_trials(deepcopy=False):
             self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
 
