@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -7,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 import tuning
@@ -24,6 +26,7 @@ from softshare.evaluate import Result, load_copy
 from softshare.retrain import EpochRecord, Hook
 from softshare.runs import save_checkpoint
 from softshare.search import search_space, values_in, with_values
+from softshare.study import ask, requeue
 from softshare.trials import Row
 from softshare.tune import Job, StudyConfig, tune
 
@@ -127,7 +130,7 @@ def test_trials_have_no_test_error_and_the_front_has_each_measured_once(finished
         assert (result.error_before, result.error_after) == (row.test_error_before, row.test_error)
         assert result.error_after == 10.0 + result.n_nonzero / 1000
         assert result.dataset == "custom"
-    assert test.read == 2 * len(best)  # before and after
+    assert test.read == 1 + len(best)  # the network before, and each file
     assert all(row.test_error is None for row in rows if not row.on_front)
 
 
@@ -316,17 +319,58 @@ def test_an_error_of_the_users_ends_the_search_and_its_trial_does_not_count(tmp_
     assert len(tune(job(tmp_path), StudyConfig(2, error_bound=100.0))) == 2
 
 
-def start(folder: Path, trials: int, log: Path, prelude: str = "", **environment: object) -> subprocess.Popen[bytes]:
-    """`softshare tune` of the small task, in a process of its own."""
-    source = Path(tuning.__file__)
-    args: Sequence[object] = ["tune", f"{source}:make_task", "--out", folder, "--trials", trials, "--epochs", 2]
-    args = [*args, "--backend", "torch", "--width", 0.15, "--error-bound", 100]
+def test_a_trial_that_another_process_has_given_up_is_left_to_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    class GiveUp(Hook):
+        def on_epoch(self, record: EpochRecord) -> None:
+            if len(trials := optuna_trials(tmp_path)) == 1:
+                requeue(optuna.load_study(study_name="custom", storage=url), trials[0])
+
+    rows = tune(job(tmp_path), StudyConfig(2, error_bound=100.0), hooks=lambda title: [GiveUp()], say=said.append)
+    assert said[0].startswith("trial 0: given up by another process")
+    trials = optuna_trials(tmp_path)
+    assert [t.state.name for t in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert trials[1].params == trials[0].params
+    assert [row.trial for row in rows] == [1, 2]
+
+
+def test_trials_are_asked_for_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite locks no rows: without this, two processes may be given the same queued trial."""
+    taken: list[bool] = []
+
+    def noting(*args: Any) -> optuna.Trial | None:
+        try:
+            FileLock(tmp_path / ".lock").acquire(timeout=0).__exit__(None, None, None)
+        except Timeout:
+            taken.append(True)
+        else:
+            taken.append(False)
+        return ask(*args)
+
+    monkeypatch.setattr("softshare.tune.ask", noting)
+    tune(job(tmp_path), StudyConfig(2, error_bound=100.0))
+    assert taken == [True, True]
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, trials: int, log: Path, prelude: str = "", **environment: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`softshare tune` of the small task, in a process of its own, which is ended with the block."""
+    args = ["tune", f"{tuning.__file__}:make_task", "--out", folder, "--trials", trials, "--epochs", 2]
+    args += ["--backend", "torch", "--width", 0.15, "--error-bound", 100]
     code = f"import sys\n{prelude}\nfrom softshare.cli import main\nsys.exit(main({[str(a) for a in args]!r}))"
     variables = {name: str(value) for name, value in environment.items()}
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-c", code], stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}
-        )
+    with (
+        log.open("wb") as file,
+        subprocess.Popen([sys.executable, "-c", code], stderr=file, env={**os.environ, **variables}) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def trials_said(log: Path) -> list[int]:
@@ -338,8 +382,8 @@ def test_two_processes_share_a_study(tmp_path: Path) -> None:
     """None is lost, none is run twice, and both have a part in it."""
     meeting, folder, logs = tmp_path / "meeting", tmp_path / "s", [tmp_path / "0", tmp_path / "1"]
     meeting.mkdir()
-    processes = [start(folder, 8, log, MEETING=meeting) for log in logs]
-    assert [process.wait(300) for process in processes] == [0, 0]
+    with started(folder, 8, logs[0], MEETING=meeting) as one, started(folder, 8, logs[1], MEETING=meeting) as other:
+        assert [one.wait(300), other.wait(300)] == [0, 0]
     trials = optuna_trials(folder)
     assert [t.state.name for t in trials] == ["COMPLETE"] * 8
     assert len({str(t.params) for t in trials}) == 8
@@ -352,18 +396,17 @@ def test_two_processes_share_a_study(tmp_path: Path) -> None:
 
 def test_a_trial_whose_process_was_killed_is_run_by_the_next(tmp_path: Path) -> None:
     folder, hang, log = tmp_path / "s", tmp_path / "hang", tmp_path / "log"
-    process = start(folder, 4, log, HANG=hang, TRIALS=folder / "trials")
-    until = time.monotonic() + 300
-    while not hang.exists():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    with started(folder, 4, log, HANG=hang, TRIALS=folder / "trials") as process:
+        until = time.monotonic() + 300
+        while not hang.exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
     assert [t.state.name for t in optuna_trials(folder)] == ["COMPLETE", "COMPLETE", "RUNNING"]
-
-    again = start(folder, 4, log, prelude="import softshare.study\nsoftshare.study.GRACE = 1.0")
-    assert again.wait(300) == 0, log.read_text()
+    with started(folder, 4, log, prelude="import softshare.study\nsoftshare.study.GRACE = 1.0") as process:
+        assert process.wait(300) == 0, log.read_text()
     trials = optuna_trials(folder)
     killed, ended = trials[2], [t for t in trials if t.state.name == "COMPLETE"]
     assert killed.state.name == "FAIL"

@@ -109,5 +109,7 @@ def tune(
     out = Console(markup=False, highlight=False, soft_wrap=True)
     out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
     out.print(f"{sum(row.state == 'pruned' for row in rows)} were pruned; all are in {job.folder / SUMMARY}.")
+    if not front(rows):
+        out.print("None is within the bound: raise --error-bound, hold a smaller --width or --tau, or more --epochs.")
     if not can_draw():
         out.print("No figure was drawn: that needs matplotlib (pip install 'softshare[report]').")

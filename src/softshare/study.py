@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def storage_errors() -> Iterator[None]:
+def _storage_errors() -> Iterator[None]:
     """Those of a database as ours; its address is not told, for it may hold a password."""
     import optuna
     import sqlalchemy.exc
@@ -66,14 +66,22 @@ def storage_errors() -> Iterator[None]:
         raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
 
 
-def open_storage(url: str) -> optuna.storages.RDBStorage:
+@contextlib.contextmanager
+def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """A database by its address, until the end of the block; its errors are raised as ours."""
     import optuna
 
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
-    try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=wait)
-    except ImportError as problem:
-        raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
+    with _storage_errors():
+        try:
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=wait)
+        except ImportError as problem:
+            raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
 
 
 def open_study(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from softshare.codec import decode
@@ -42,7 +43,12 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
     for file in (folder / FRONT).iterdir():
         if file.name.partition(".")[0] not in best:
             file.unlink()
-    measured = {row.trial: _tested(row, folder, judge) for row in front(rows)}
+
+    @functools.cache
+    def error_before() -> float:
+        return final_error(judge, load_copy(judge.model, load_checkpoint(folder / PRETRAINED)))
+
+    measured = {row.trial: _tested(row, folder, judge, error_before) for row in front(rows)}
     return [
         dataclasses.replace(row, test_error_before=result.error_before, test_error=result.error_after)
         if (result := measured.get(row.trial))
@@ -51,20 +57,19 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
     ]
 
 
-def _tested(row: Row, folder: Path, judge: Task) -> Result | None:
+def _tested(row: Row, folder: Path, judge: Task, error_before: Callable[[], float]) -> Result | None:
     source, target = (trial_stem(folder / part, row.trial) for part in (TRIALS, FRONT))
     if target.with_suffix(JSON).exists():
         return Result.load(target.with_suffix(JSON))
     if not source.with_suffix(JSON).exists():
         return None
     file = read_bytes(source.with_suffix(SWS))
-    before = load_copy(judge.model, load_checkpoint(folder / PRETRAINED))
-    after = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
+    model = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
     result = dataclasses.replace(
         Result.load(source.with_suffix(JSON)),
         dataset=judge.dataset,
-        error_before=final_error(judge, before),
-        error_after=final_error(judge, after),
+        error_before=error_before(),
+        error_after=final_error(judge, model),
     )
     write_pair(target, file, result)
     return result

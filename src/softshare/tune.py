@@ -6,6 +6,7 @@ its bytes. The test set is read at the end, once for each point of the front.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -26,17 +27,7 @@ from softshare.retrain import EpochRecord, Hook
 from softshare.route import Compressed, compress
 from softshare.runs import PRETRAINED, load_checkpoint, save_checkpoint
 from softshare.search import Space, search_space, values_in, with_values
-from softshare.study import (
-    ask,
-    count,
-    open_storage,
-    open_study,
-    quiet,
-    requeue,
-    require_optuna,
-    signs_of_life,
-    storage_errors,
-)
+from softshare.study import ask, count, open_storage, open_study, quiet, requeue, require_optuna, signs_of_life
 from softshare.study_files import TRIALS, prepare_folders, trial_stem, with_tests, write_summary
 from softshare.task import Task
 from softshare.trials import MEASURED, REASON, Row, rows_of
@@ -102,17 +93,17 @@ def tune(
         raise ConfigError("every setting with a range is held: leave at least one to the search")
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
-    lock = FileLock(job.folder / LOCK)
-    with quiet(), storage_errors():
+    lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
+    with quiet(), contextlib.ExitStack() as stack:
         with lock:  # the first process prepares, the others wait for it
-            storage = open_storage(asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}")
+            storage = stack.enter_context(open_storage(url))
             _start_(job, say)
             search = _Search(job, asked, storage, hooks, say)
         search.run(lock)
         with lock:
             rows = with_tests(rows_of(search.study), job.folder, job.judge or job.task)
             write_summary(rows, job.folder, job.task.name, search.space)
-            return rows
+    return rows
 
 
 def _start_(job: Job, say: Callable[[str], None]) -> None:
