@@ -15,7 +15,7 @@ from softshare.search import Space
 from softshare.trials import Row, chance, rank_correlations
 from softshare.zoo.published import ACCOUNTINGS, Accounting, published
 
-Points = list[tuple[float, float]]  # (compression ratio, percent points of error lost)
+Points = list[tuple[float, float]]  # (compression ratio, percent points of accuracy lost)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _rise(after: float | None, before: float | None) -> float:
 
 
 def draw_front(data: FrontData) -> bytes:
-    """A PNG: error lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
+    """A PNG: accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
     figure = _figure(12, 5)
     for axes, panel in zip(figure.subplots(1, 2, sharey=True), (data.file, data.paper), strict=True):
         dots = axes.scatter(*zip(*panel.trials, strict=True), c=data.order, cmap="viridis_r", s=24, zorder=2)
@@ -93,7 +93,7 @@ def draw_front(data: FrontData) -> bytes:
         axes.tick_params(axis="x", which="minor", labelsize="x-small")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="x-small")
-    figure.axes[0].set(ylabel="error lost, percent points")
+    figure.axes[0].set(ylabel="accuracy lost, percent points")
     figure.suptitle(data.title)
     figure.colorbar(dots, ax=figure.axes, label="trial")
     return _png(figure)
