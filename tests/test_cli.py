@@ -23,7 +23,18 @@ from softshare.zoo import cifar10, datasets, experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
 
-COMMANDS = ["demo", "pretrain", "compress", "inspect", "decompress", "evaluate", "reproduce", "verify", "results"]
+COMMANDS = [
+    "demo",
+    "pretrain",
+    "compress",
+    "tune",
+    "inspect",
+    "decompress",
+    "evaluate",
+    "reproduce",
+    "verify",
+    "results",
+]
 RUN_FILES = ["history.csv", "model.sws", "pretrained.safetensors", "result.json", "retrained.safetensors"]
 
 # A user's file: a small convolutional net with batch norm on a few random images.
@@ -645,6 +656,7 @@ def test_augmentation_and_smoothing_reach_the_task_and_the_result(
         return make(*args)
 
     monkeypatch.setattr("softshare.cli.make_task", noting)
+    monkeypatch.setattr("softshare.cli_tasks.make_task", noting)
     given = experiments.TaskConfig(augment=True, label_smoothing=0.1)
     flags = "--augment", "--label-smoothing", 0.1
     assert run("pretrain", "lenet-300-100", "--out", tmp_path / "run", *flags) == 0

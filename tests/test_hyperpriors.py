@@ -46,6 +46,14 @@ def test_gamma_is_a_density_over_the_precision(alpha: float, beta: float) -> Non
     assert_equal_up_to_a_constant(ours, [log_prob(truth, torch.exp(-v)) for v in LOG_VARS])
 
 
+@given(st.floats(1e-3, 10), st.floats(0.1, 1e4))
+@LAW
+def test_a_gammas_std_and_strength_are_what_it_was_made_from(std: float, strength: float) -> None:
+    gamma = Gamma.from_std(std, strength)
+    assert gamma.std == pytest.approx(std)
+    assert gamma.strength == pytest.approx(strength)
+
+
 def test_gamma_adds_over_components() -> None:
     gamma = Gamma(250, 0.1)
     total = gamma.neg_log_density(LOG_VARS)
@@ -189,3 +197,19 @@ def test_values_beyond_all_floats_are_refused(std: float, strength: float) -> No
     """1 / std^2 or strength^2 is no finite number above 0."""
     with pytest.raises(ConfigError, match="finite number above 0"):
         Gamma.from_std(std, strength)
+
+
+# Beta by its mode
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(3, 1e7))
+@LAW
+def test_a_beta_by_what_its_mode_leaves_to_the_free_components_and_its_count(free: float, count: float) -> None:
+    beta = Beta.from_mode(free, count)
+    assert beta.count == pytest.approx(count)
+    assert beta.free == pytest.approx(free, rel=1e-3)
+
+    def density(share: float) -> float:
+        return float(beta.neg_log_density(torch.log(f64(1 - share, share))))
+
+    assert density(free) <= min(density(0.9 * free), density(free + 0.1 * (1 - free)))

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import io
 import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import track
 
 from softshare import tables
+from softshare.cli_tasks import (
+    AugmentOption,
+    DataOption,
+    DeviceOption,
+    OverwriteOption,
+    SmoothingOption,
+    TaskArgument,
+    TaskOptions,
+    find_device,
+    load_task,
+)
+from softshare.cli_tune import tune
 from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
 from softshare.config import CompressConfig
-from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
+from softshare.errors import ConfigError, DivergedError, SoftShareError
 from softshare.evaluate import Result, final_error, measure
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
@@ -46,7 +55,7 @@ from softshare.task import Task
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
 from softshare.weights import WeightView, load_state_
-from softshare.zoo.experiments import EXPERIMENTS, TaskConfig, get_experiment, make_task, pretrain_
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task, pretrain_
 from softshare.zoo.recipes import RECIPES, methods
 
 app = typer.Typer(
@@ -60,64 +69,7 @@ app = typer.Typer(
 )
 out = Console(markup=False)
 
-DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
-_TASK_HELP = {f.name: f"For an experiment. {f.metadata['help']}" for f in dataclasses.fields(TaskConfig)}
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="For an experiment: the folder of CIFAR-10, cifar-10-batches-bin or -py, or one that holds it; without "
-        "it SOFTSHARE_DATA. MNIST is in the package.",
-    ),
-]
-AugmentOption = Annotated[
-    bool | None,
-    typer.Option("--augment/--no-augment", metavar="FLAG", show_default=False, help=_TASK_HELP["augment"]),
-]
-SmoothingOption = Annotated[
-    float | None,
-    typer.Option(
-        "--label-smoothing",
-        metavar="FLOAT",
-        help=f"{_TASK_HELP['label_smoothing']} Default: 0.05 for the LeNets, but 0 with --augment or --paper; 0 for "
-        "wrn-16-4.",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class _TaskOptions:
-    """What only an experiment takes; None where it was not given."""
-
-    data: Path | None = None
-    augment: bool | None = None
-    label_smoothing: float | None = None
-    from_scratch: bool = False
-
-    def config(self, name: str) -> TaskConfig:
-        experiment, smoothing = get_experiment(name), self.label_smoothing
-        if experiment.always_augmented and self.augment is False:
-            raise ConfigError(f"--no-augment: {name} is always augmented, as in the paper; leave the option out")
-        if smoothing is None:
-            smoothing = 0.0 if self.augment else experiment.label_smoothing
-        return TaskConfig(bool(self.augment) and not experiment.always_augmented, smoothing)
-
-    def require_none(self, spec: str) -> None:
-        augment = "--no-augment" if self.augment is False else "--augment"
-        given = {"--data": self.data, augment: self.augment, "--label-smoothing": self.label_smoothing}
-        if flags := [flag for flag, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(flags)}: {spec} has its own data and its own loss; leave the option out")
-        if self.from_scratch:
-            raise ConfigError(f"--from-scratch: {spec} has its own model, trained or not; leave the option out")
-
-    def changes(self, name: str) -> dict[str, Any]:
-        """What a result says of its task; empty where all is as ever."""
-        changed = self.config(name)
-        if changed == TaskConfig() and not self.from_scratch:
-            return {}
-        return {"task": {**dataclasses.asdict(changed), "from_scratch": self.from_scratch}}
 
 
 @app.command()
@@ -131,7 +83,7 @@ def demo(
     Pre-trains, retrains under the prior, compresses, saves, loads the file into a fresh model and evaluates that.
     """
     config = get_experiment("lenet-300-100").compress
-    _run("lenet-300-100", folder, config, "softshare", None, overwrite, device, _TaskOptions())
+    _run("lenet-300-100", folder, config, "softshare", None, overwrite, device, TaskOptions())
 
 
 @app.command()
@@ -146,8 +98,8 @@ def pretrain(
     label_smoothing: SmoothingOption = None,
 ) -> None:
     """Train a network of the zoo from scratch; the checkpoint is a safetensors file."""
-    options = _TaskOptions(data, augment, label_smoothing)
-    task = make_task(experiment, _device(device), seed, options.config(experiment), data)
+    options = TaskOptions(data, augment, label_smoothing)
+    task = make_task(experiment, find_device(device), seed, options.config(experiment), data)
     folder = folder or Path("runs") / experiment
     with output_folder(folder, overwrite) as unfinished:
         _pretrain(task, experiment, unfinished, seed)
@@ -157,7 +109,7 @@ def pretrain(
 @app.command()
 @with_config_options
 def compress(
-    task: Annotated[str, typer.Argument(help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task.")],
+    task: TaskArgument,
     overrides: dict[str, Any],
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
     weights: Annotated[
@@ -200,8 +152,11 @@ def compress(
         )
     if from_scratch and config.retrain.distill:
         raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
-    options = _TaskOptions(data, augment, label_smoothing, from_scratch)
+    options = TaskOptions(data, augment, label_smoothing, from_scratch)
     _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
+
+
+app.command()(with_config_options(tune))
 
 
 @app.command()
@@ -249,7 +204,7 @@ def evaluate(
     """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
     result = Result.load(run / RESULT)
     try:
-        loaded = _load_task(task or result.experiment, device, 0, _TaskOptions(data))
+        loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     load_into_(loaded.model, run / MODEL)
@@ -297,7 +252,7 @@ def reproduce(
         given,
         _seeds(seeds),
         folder,
-        _device(device),
+        find_device(device),
         data,
         checkpoints=checkpoints,
         overwrite=overwrite,
@@ -330,7 +285,7 @@ def verify(
     Exit status 1 if anything differs. Where an experiment's data are not on this machine, all but the error is checked.
     """
     pairs = find_pairs(folder)
-    checks = list(_tracked(verify_pairs(folder, pairs, _device(device), data), len(pairs), "verify"))
+    checks = list(_tracked(verify_pairs(folder, pairs, find_device(device), data), len(pairs), "verify"))
     bad = [check for check in checks if not check.ok]
     if as_json:
         values = [{**dataclasses.asdict(check), "ok": check.ok} for check in checks]
@@ -383,11 +338,11 @@ def _run(
     weights: Path | None,
     overwrite: bool,
     device: str,
-    options: _TaskOptions,
+    options: TaskOptions,
 ) -> None:
     start = time.perf_counter()
     seed = config.retrain.seed
-    task = _load_task(spec, device, seed, options)
+    task = load_task(spec, device, seed, options)
     pretrains = spec in EXPERIMENTS and not weights and not options.from_scratch
     if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
         weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
@@ -407,7 +362,7 @@ def _run(
             raise
         save_checkpoint(unfinished / RETRAINED, compressed.retrained)
         compressed.save(unfinished / MODEL)
-        fresh = get_experiment(spec).make_model().to(_device(device)) if spec in EXPERIMENTS else None
+        fresh = get_experiment(spec).make_model().to(find_device(device)) if spec in EXPERIMENTS else None
         result = measure(task, compressed, config, method=method, model=fresh)
         if spec in EXPERIMENTS:
             result = dataclasses.replace(result, config={**result.config, **options.changes(spec)})
@@ -438,52 +393,6 @@ def _run(
 def _pretrain(task: Task, name: str, folder: Path, seed: int) -> None:
     pretrain_(task, dataclasses.replace(get_experiment(name).pretrain, seed=seed), [ProgressBar("pre-train")])
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: expected cpu, cuda or auto, got {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotAvailableError("--device cuda: torch sees no GPU here; use cpu or auto")
-    return device
-
-
-def _load_task(spec: str, device: str, seed: int, options: _TaskOptions) -> Task:
-    """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
-    if spec in EXPERIMENTS:
-        return make_task(spec, _device(device), seed, options.config(spec), options.data)
-    file, colon, function = spec.rpartition(":")
-    if not (colon and file.endswith(".py")):
-        raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)}, or FILE.py:make_task; got {spec!r}")
-    if not Path(file).is_file():
-        raise ConfigError(f"{spec}: there is no file {file}")
-    if device != "auto":
-        raise ConfigError(
-            f"--device {device}: {spec} puts its model and data where it wants them; leave the option out"
-        )
-    options.require_none(spec)
-    folder = str(Path(file).resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that the file can import its neighbours, as when it is run
-    module_spec = importlib.util.spec_from_file_location(f"_softshare_task_{Path(file).stem}", file)
-    if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"{spec}: {file} cannot be imported")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    module_spec.loader.exec_module(module)
-    make = getattr(module, function, None)
-    if not callable(make):
-        raise ConfigError(f"{spec}: {file} defines no function {function!r}")
-    task = make()
-    if not isinstance(task, Task):
-        raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
-    return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

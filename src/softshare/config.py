@@ -55,8 +55,25 @@ def _require_types(config: Any) -> None:
         _require(_is_a(kind, getattr(config, name)), name, _describe(kind), getattr(config, name))
 
 
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+@dataclass(frozen=True)
+class Range:
+    """Where a search looks for a number: `low` to `high`, both included; evenly, or evenly in its logarithm.
+
+    Whole numbers if the ends are.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+def option(default: Any, help: str, range: Range | dict[str, Range] | None = None) -> Any:
+    """A field. What `softshare tune` may search has a range, a hyper-prior one for each of its two numbers."""
+    return field(default=default, metadata={"help": help, "range": range})
+
+
+_GAMMA_RANGE = {"std": Range(0.005, 0.1, log=True), "strength": Range(5.0, 500.0, log=True)}  # see `Gamma.from_std`
+_BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=True)}  # see `Beta.from_mode`
 
 
 def _require(condition: bool, name: str, expected: str, value: object) -> None:
@@ -98,15 +115,20 @@ class PriorConfig:
     mixtures: Mixtures = option(
         "layer", "A mixture for each 'layer', or one 'global' one over all weights (the paper)."
     )
-    components: int = option(4, "Free components of a mixture beside its zero component (paper 4.1: 16, global).")
+    components: int = option(
+        4, "Free components of a mixture beside its zero component (paper 4.1: 16, global).", Range(2, 64, log=True)
+    )
     init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
     width: float | None = option(
         0.45,
         "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
         "('none': start at init_std and follow the precision priors, where they are set).",
+        Range(0.25, 0.7, log=True),
     )
     init_std: float | None = option(
-        None, "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range."
+        None,
+        "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range.",
+        Range(0.02, 0.5, log=True),
     )
     zero_mixing: float = option(
         0.999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
@@ -114,16 +136,18 @@ class PriorConfig:
     mixing_prior: Beta | Dirichlet | None = option(
         None,
         "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
+        _BETA_RANGE,
     )
     zero_precision_prior: Gamma | None = option(
         None,
         "Without a width: hyper-prior on the zero component's precision, 'alpha=A,beta=B', 'std=S,strength=K' or "
         "'none'.",
+        _GAMMA_RANGE,
     )
-    free_precision_prior: Gamma | None = option(None, "Likewise on the free components' precisions.")
-    lr_means: float = option(3e-4, "Learning rate of the means (4.1).")
-    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).")
-    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).")
+    free_precision_prior: Gamma | None = option(None, "Likewise on the free components' precisions.", _GAMMA_RANGE)
+    lr_means: float = option(3e-4, "Learning rate of the means (4.1).", Range(1e-4, 3e-3, log=True))
+    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).", Range(3e-4, 1e-2, log=True))
+    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).", Range(1e-4, 3e-3, log=True))
     backend: Backend = option(
         "auto",
         "What computes the prior: 'triton' (GPU), 'numba' (CPU), 'torch' (both); 'auto' takes the fastest here.",
@@ -165,20 +189,29 @@ class PriorConfig:
 class RetrainConfig:
     """Retraining under the prior."""
 
-    epochs: int = option(30, "Passes over the training data.")
-    tau: float = option(0.05, "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.")
-    tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.")
-    lr_weights: float = option(1e-3, "Learning rate of the weights (4.1: about that of pre-training).")
-    optimizer: Optimizer = option("adam", "Of the network: 'adam', or 'sgd' with Nesterov momentum of 0.9. The mixture's is Adam.")
+    epochs: int = option(30, "Passes over the training data.", Range(15, 60))
+    tau: float = option(
+        0.05,
+        "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.",
+        Range(1e-3, 0.2, log=True),
+    )
+    tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.", Range(0.0, 0.9))
+    lr_weights: float = option(
+        1e-3, "Learning rate of the weights (4.1: about that of pre-training).", Range(3e-4, 3e-3, log=True)
+    )
+    optimizer: Optimizer = option(
+        "adam", "Of the network: 'adam', or 'sgd' with Nesterov momentum of 0.9. The mixture's is Adam."
+    )
     weight_decay: float = option(0.0, "Weight of half the sum of squares of all parameters in the loss.")
     schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
     hard_from: float = option(
-        0.2, "Share of the run after which the network is trained on quantized weights (1: never)."
+        0.2, "Share of the run after which the network is trained on quantized weights (1: never).", Range(0.05, 0.5)
     )
     zeroing: float = option(
         0.1,
         "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
         "asks for their bits (0: none).",
+        Range(0.01, 10.0, log=True),
     )
     distill: float = option(
         0.0, "Share of the loss that is the divergence from the network before compression, its teacher (0: none)."

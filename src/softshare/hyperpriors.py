@@ -52,6 +52,11 @@ class Gamma:
         """The standard deviation at the mode of the precision (infinite for alpha <= 1, which has no mode above 0)."""
         return math.sqrt(self.beta / (self.alpha - 1)) if self.alpha > 1 else math.inf
 
+    @property
+    def strength(self) -> float:
+        """The mode of the precision over the Gamma's own standard deviation: what `from_std` takes."""
+        return (self.alpha - 1) / math.sqrt(self.alpha)
+
     def neg_log_density(
         self,
         log_var: Tensor,  # any shape
@@ -75,6 +80,20 @@ class Beta:
 
     def __post_init__(self) -> None:
         _require_positive("Beta", alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    def from_mode(cls, free: float, count: float) -> Beta:
+        """The Beta whose mode leaves a share of `free` to the other components, with a pseudo-count above 2."""
+        return cls(alpha=1 + (1 - free) * (count - 2), beta=1 + free * (count - 2))
+
+    @property
+    def free(self) -> float:
+        """What the mode leaves to the other components."""
+        return (self.beta - 1) / (self.count - 2)
+
+    @property
+    def count(self) -> float:
+        return self.alpha + self.beta
 
     def neg_log_density(
         self,

@@ -77,7 +77,7 @@ def reproduce(
     for task in {job.recipe.task for job in to_make}:
         make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
     for needed in {job.stem.parent for job in to_make} | ({checkpoints} if checkpoints and to_make else set()):
-        _require_writable(needed)
+        require_writable(needed)
     return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
 
 
@@ -96,7 +96,7 @@ def _file(stem: Path, suffix: str) -> Path:
     return stem.parent / (stem.name + suffix)
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from softshare.codec import FileInfo
 from softshare.evaluate import Result
+from softshare.trials import Row
 from softshare.verify import Check
 from softshare.zoo.experiments import PaperRow
 
@@ -92,6 +93,21 @@ def reproduced_table(results: Iterable[Result], title: str) -> Table:
     for r in results:
         errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
         table.add_row(Text(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
+    return table
+
+
+def front_table(rows: Iterable[Row], title: str) -> Table:
+    """One row per point of a study's front; a test error that could not be measured here is a dash."""
+    table = _table(title, "trial", "validation error %", "test error %", "bytes", "ratio")
+    for row in rows:
+        validation, test = (
+            "-" if after is None else f"{before:.2f} -> {after:.2f}"
+            for before, after in (
+                (row.validation_error_before, row.validation_error),
+                (row.test_error_before, row.test_error),
+            )
+        )
+        table.add_row(str(row.trial), validation, test, f"{row.file_bytes:,}", f"{row.ratio:.1f}")
     return table
 
 

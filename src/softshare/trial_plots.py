@@ -1,0 +1,177 @@
+"""A study's two figures: the paper's figure 2, and what the settings have to do with it. Drawing needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from softshare.config import Range
+from softshare.errors import NotAvailableError
+from softshare.pareto import can_draw, frontier
+from softshare.search import Space
+from softshare.trials import Row, chance, rank_correlations
+from softshare.zoo.published import ACCOUNTINGS, Accounting, published
+
+Points = list[tuple[float, float]]  # (compression ratio, percent points of accuracy lost)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One accounting: ratios of another may not share its axis."""
+
+    label: str
+    trials: Points  # complete ones
+    pruned: Points  # those of them that left a file
+    front: Points
+    tested: Points  # the front's files on the test set
+    published: dict[str, Points]
+
+
+@dataclass(frozen=True)
+class FrontData:
+    title: str
+    order: list[int]  # of the trials in both panels
+    file: Panel
+    paper: Panel
+
+
+def front_data(title: str, rows: Sequence[Row]) -> FrontData:
+    """Every trial that left a file; beside them what was published of the same network, each in its own accounting."""
+    files = _panel("ratio", "ratio", title, rows, "c")
+    paper = _panel("ratio in the paper's format", "han_ratio", title, rows, "b")
+    return FrontData(title, [row.trial for row in rows if row.state == "complete"], files, paper)
+
+
+def _panel(label: str, ratio: str, title: str, rows: Sequence[Row], accounting: Accounting) -> Panel:
+    theirs: dict[str, Points] = {}
+    for published_row in published(title):
+        if published_row.accounting == accounting and published_row.error_before is not None:
+            rise = published_row.error_after - published_row.error_before
+            theirs.setdefault(published_row.who, []).append((published_row.ratio, rise))
+
+    def points(state: str) -> Points:
+        found = [row for row in rows if row.state == state and row.file_bytes is not None]
+        return [(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in found]
+
+    complete = points("complete")
+    best = frontier((1 / r, rise) for r, rise in complete)
+    tested = [row for row in rows if row.test_error is not None]
+    return Panel(
+        label=f"{label}; others: {ACCOUNTINGS[accounting]}" if theirs else label,
+        trials=complete,
+        pruned=points("pruned"),
+        front=[(1 / inverse, rise) for inverse, rise in best],
+        tested=[(getattr(row, ratio), _rise(row.test_error, row.test_error_before)) for row in tested],
+        published=theirs,
+    )
+
+
+def _rise(after: float | None, before: float | None) -> float:
+    return math.nan if after is None or before is None else after - before
+
+
+def draw_front(data: FrontData) -> bytes:
+    """A PNG: accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
+    figure = _figure(12, 5)
+    for axes, panel in zip(figure.subplots(1, 2, sharey=True), (data.file, data.paper), strict=True):
+        dots = axes.scatter(*zip(*panel.trials, strict=True), c=data.order, cmap="viridis_r", s=24, zorder=2)
+        axes.plot(*zip(*panel.front, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="front")
+        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": "black"})]
+        for k, (who, points) in enumerate(panel.published.items()):
+            marks.append((who, points, {"facecolors": "none", "edgecolors": f"C{k}"}))
+        for label, points, style in marks:
+            if points:
+                axes.scatter(*zip(*points, strict=True), s=48, label=label, **style)
+        axes.set(xscale="log", xlabel=panel.label, ylim=axes.get_ylim())  # what was pruned may lie far off
+        if panel.pruned:
+            axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c="0.6", label="pruned", zorder=1)
+        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            which("{x:g}")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small")
+    figure.axes[0].set(ylabel="accuracy lost, percent points")
+    figure.suptitle(data.title)
+    figure.colorbar(dots, ax=figure.axes, label="trial")
+    return _png(figure)
+
+
+@dataclass(frozen=True)
+class SettingsData:
+    title: str
+    names: list[str]
+    ranges: list[Range]
+    lines: list[list[float]]  # of a complete trial, from 0 at the low end of each range to 1
+    ratios: list[float]
+    on_front: list[bool]
+    correlations: list[tuple[float, float]]  # of a setting, by rank, with error and bytes
+    chance: float  # a correlation below this says nothing
+
+
+def settings_data(title: str, rows: Sequence[Row], space: Space) -> SettingsData:
+    complete = [row for row in rows if row.state == "complete"]
+    found = rank_correlations(complete)
+    return SettingsData(
+        title=title,
+        names=list(space),
+        ranges=list(space.values()),
+        lines=[[_place(row.settings[name], range) for name, range in space.items()] for row in complete],
+        ratios=[row.ratio or math.nan for row in complete],
+        on_front=[row.on_front for row in complete],
+        correlations=[found[name] for name in space],
+        chance=chance(len(complete)),
+    )
+
+
+def _place(value: float, range: Range) -> float:
+    scale = math.log if range.log else float
+    low, high = scale(range.low), scale(range.high)
+    return (scale(value) - low) / (high - low)
+
+
+def draw_settings(data: SettingsData) -> bytes:
+    """A PNG: above, a line a trial through its settings, the front's coloured by ratio; below, rank correlations."""
+    figure = _figure(max(8, 1.1 * len(data.names)), 8)
+    lines, bars = figure.subplots(2, 1, height_ratios=(3, 2))
+    places = range(len(data.names))
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    colours: Any = ScalarMappable(LogNorm(min(data.ratios), max(data.ratios)), "viridis_r")
+    for line, ratio, best in sorted(zip(data.lines, data.ratios, data.on_front, strict=True), key=lambda t: t[2]):
+        style = {"color": colours.to_rgba(ratio), "linewidth": 1.8} if best else {"color": "0.8", "linewidth": 0.6}
+        lines.plot(places, line, **style)
+    for place, ends in zip(places, data.ranges, strict=True):
+        lines.axvline(place, color="0.6", linewidth=0.5)
+        for y, value, side in ((-0.02, ends.low, "top"), (1.02, ends.high, "bottom")):
+            lines.text(place, y, f"{value:g}", ha="center", va=side, fontsize="x-small")
+    for axes in (lines, bars):
+        axes.set(xlim=(-0.5, len(data.names) - 0.5))
+    lines.set(ylim=(-0.1, 1.1), yticks=[], title=f"{data.title}: the front's settings, in colour, among all")
+    lines.set_xticks(places, [])
+    figure.colorbar(colours, ax=lines, label="ratio")
+    errors, sizes = zip(*data.correlations, strict=True)
+    bars.bar([p - 0.2 for p in places], errors, 0.4, label="with the error")
+    bars.bar([p + 0.2 for p in places], sizes, 0.4, label="with the bytes")
+    bars.axhspan(-data.chance, data.chance, color="0.9", zorder=0, label="chance, 19 of 20")
+    bars.set(ylim=(-1, 1), ylabel="rank correlation")
+    bars.set_xticks(places, data.names, rotation=40, ha="right")
+    bars.legend(fontsize="x-small")
+    return _png(figure)
+
+
+def _figure(width: float, height: float) -> Any:
+    if not can_draw():
+        raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
+    from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()

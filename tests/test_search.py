@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softshare.config import CompressConfig, Range
+from softshare.hyperpriors import Beta, Gamma
+from softshare.search import paper_search_base, search_space, values_in, with_values
+
+OURS = [
+    "components",
+    "width",
+    "lr_means",
+    "lr_log_vars",
+    "lr_mixing",
+    "epochs",
+    "tau",
+    "tau_warmup",
+    "lr_weights",
+    "hard_from",
+    "zeroing",
+]
+PAPER = [
+    "components",
+    "init_std",
+    "mixing_prior.free",
+    "mixing_prior.count",
+    "zero_precision_prior.std",
+    "zero_precision_prior.strength",
+    "free_precision_prior.std",
+    "free_precision_prior.strength",
+    "lr_means",
+    "lr_log_vars",
+    "lr_mixing",
+    "epochs",
+    "tau",
+    "tau_warmup",
+    "lr_weights",
+]
+BASES = [CompressConfig(), paper_search_base()]
+
+
+def test_ours_and_the_papers_settings() -> None:
+    assert list(search_space(CompressConfig())) == OURS
+    assert list(search_space(paper_search_base())) == PAPER
+
+
+def test_the_papers_13_are_left_where_warm_up_and_epochs_are_held() -> None:
+    assert len(search_space(paper_search_base(), held=["tau_warmup", "epochs"])) == 13
+
+
+def test_the_papers_search_starts_from_the_papers_settings_and_a_beta_of_the_same_mode() -> None:
+    base = paper_search_base()
+    assert base.override(mixing_prior=None) == CompressConfig.paper()
+    assert isinstance(base.prior.mixing_prior, Beta)
+    assert 1 - base.prior.mixing_prior.free == pytest.approx(CompressConfig.paper().prior.zero_mixing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gone"),
+    [
+        ({"width": None}, {"width"}),
+        ({"hard_from": 1.0}, {"hard_from", "zeroing"}),
+        ({"zeroing": 0.0}, {"zeroing"}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_is_switched_off_is_not_searched(changes: dict[str, Any], gone: set[str]) -> None:
+    assert set(OURS) - set(search_space(CompressConfig().override(**changes))) == gone
+
+
+def test_what_is_held_is_not_searched() -> None:
+    assert set(search_space(CompressConfig(), held=["tau", "width", "seed"])) == set(OURS) - {"tau", "width"}
+    assert "mixing_prior.free" not in search_space(paper_search_base(), held=["mixing_prior"])
+
+
+@pytest.mark.parametrize("base", BASES, ids=["ours", "paper"])
+def test_a_bases_own_point_is_in_the_space_and_gives_the_base(base: CompressConfig) -> None:
+    space = search_space(base)
+    point = values_in(base, space)
+    for name, range in space.items():
+        assert range.low <= point[name] <= range.high, name
+    again = with_values(base, point)
+    for name in ("zero_precision_prior", "free_precision_prior", "mixing_prior"):
+        ours, theirs = getattr(again.prior, name), getattr(base.prior, name)
+        if theirs is not None:
+            assert dataclasses.astuple(ours) == pytest.approx(dataclasses.astuple(theirs))
+            again = again.override(**{name: theirs})
+    assert again == base
+
+
+@pytest.mark.parametrize("base", BASES, ids=["ours", "paper"])
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_both_ends_of_every_range_are_valid(base: CompressConfig, end: str) -> None:
+    space = search_space(base)
+    point = {name: getattr(range, end) for name, range in space.items()}
+    config = with_values(base, point)
+    assert values_in(config, space) == pytest.approx(point)
+    assert isinstance(config.prior.components, int)
+
+
+def test_the_two_numbers_of_a_hyper_prior() -> None:
+    values = {"free_precision_prior.std": 0.05, "free_precision_prior.strength": 20.0}
+    values |= {"mixing_prior.free": 0.02, "mixing_prior.count": 1002.0}
+    prior = with_values(paper_search_base(), values).prior
+    assert prior.free_precision_prior == Gamma.from_std(0.05, 20.0)
+    assert prior.mixing_prior == Beta(alpha=981.0, beta=21.0)
+    assert prior.zero_precision_prior == Gamma(5000, 2)  # not among the values: as it was
+
+
+def test_the_documented_ranges_are_the_fields_own() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tuning.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| (\S+) \| (\S+) \| (\w+) \|", page, re.MULTILINE)
+    documented = {name: Range(float(low), float(high), log=scale == "logarithmic") for name, low, high, scale in rows}
+    assert documented == search_space(paper_search_base()) | search_space(CompressConfig())
