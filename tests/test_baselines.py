@@ -576,8 +576,9 @@ def test_every_option_has_a_help(kind: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_do_the_same(name: str, trained: Task) -> None:
-    """Surgery with probability 1, so that no draw is in play; the captured Adam rounds a little differently, and pruning
-    makes more of it."""
+    """Surgery with probability 1, so that no draw is in play; the captured Adam rounds a little differently, and
+    pruning makes more of it.
+    """
     task = make_task(copy.deepcopy(trained.model).cuda(), "cuda")
     states = []
     for capture in (False, True, True):

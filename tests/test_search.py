@@ -67,7 +67,7 @@ def test_the_papers_search_starts_from_the_papers_settings_and_a_beta_of_the_sam
         ({"hard_from": 1.0}, {"hard_from", "zeroing"}),
         ({"zeroing": 0.0}, {"zeroing"}),
     ],
-    ids=lambda value: str(value),
+    ids=["width", "hard_from", "zeroing"],
 )
 def test_what_is_switched_off_is_not_searched(changes: dict[str, Any], gone: set[str]) -> None:
     assert set(OURS) - set(search_space(CompressConfig().override(**changes))) == gone
