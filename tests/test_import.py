@@ -69,6 +69,18 @@ ROUTE = [
     ["baselines"],
     ["hooks", "zoo", "zoo.cifar10", "zoo.datasets", "zoo.models", "zoo.experiments", "zoo.published", "zoo.recipes"],
     ["options", "runs", "verify"],
+    ["report"],
+    ["report.frames", "report.tensorboard"],
+    ["report.run", "report.style"],
+    [
+        *(
+            f"report.{name}"
+            for name in ["account", "curves", "dynamics", "film", "filters", "hyperpriors", "masks", "sizes", "weights"]
+        )
+    ],
+    ["report.figures"],
+    ["report.page"],
+    ["report.live", "report.write"],
     ["reproduce", "tables", "results"],
     ["pareto"],
     ["page"],
