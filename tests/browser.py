@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -123,16 +124,25 @@ class Browser:
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
 
+def _pipe() -> tuple[int, int]:
+    """With numbers well above 3 and 4, which the browser takes its own for."""
+    ends = os.pipe()
+    high = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 20), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 20)
+    for end in ends:
+        os.close(end)
+    return high
+
+
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Its profile is a folder of its own, and it is gone afterwards."""
-    child_read, write = os.pipe()
-    read, child_write = os.pipe()
+    child_read, write = _pipe()
+    read, child_write = _pipe()
     options = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = f'exec "{CHROMIUM}" {options} --user-data-dir="{profile}" 3<&{child_read} 4>&{child_write}'
         process = subprocess.Popen(
-            ["sh", "-c", command],
+            ["bash", "-c", command],  # a plain shell cannot redirect to numbers above 9
             pass_fds=(child_read, child_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

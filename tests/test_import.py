@@ -75,7 +75,18 @@ ROUTE = [
     [
         *(
             f"report.{name}"
-            for name in ["account", "curves", "dynamics", "film", "filters", "hyperpriors", "masks", "sizes", "weights"]
+            for name in [
+                "account",
+                "curves",
+                "dynamics",
+                "film",
+                "filters",
+                "hyperpriors",
+                "masks",
+                "sizes",
+                "storage",
+                "weights",
+            ]
         )
     ],
     ["report.figures"],

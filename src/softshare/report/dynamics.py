@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from softshare.config import MergeConfig
-from softshare.merge import divergences
+from softshare.merge import merge_groups
 from softshare.prior import Mixture
 from softshare.report.frames import Array, Frames
 from softshare.report.run import Run
@@ -67,12 +67,11 @@ def joined(
     log_var: Array,  # (E, K)
     threshold: float,
 ) -> Array:  # (K,)
-    """The frame from which on merging at any later epoch would join a component with one before it; -1 for none."""
-    alike = []
-    for values in zip(log_mixing, mean, log_var, strict=True):
-        table = divergences(Mixture(*(torch.from_numpy(v).double() for v in values))).numpy() < threshold
-        alike.append(np.tril(table, -1).any(1))
-    apart = ~np.stack(alike)
+    """The frame from which on merging would join a component with one before it; -1 for none."""
+    apart = np.zeros(mean.shape, bool)
+    for own, *values in zip(apart, log_mixing, mean, log_var, strict=True):
+        _, groups = merge_groups(Mixture(*map(torch.from_numpy, values)), MergeConfig(threshold))
+        own[[group[0] for group in groups]] = True
     last_apart = np.where(apart.any(0), len(apart) - 1 - apart[::-1].argmax(0), -1)
     out: Array = np.where(last_apart == len(apart) - 1, -1, last_apart + 1)
     return out

@@ -15,6 +15,7 @@ from softshare.report.hyperpriors import draw_hyperpriors, hyperpriors_data
 from softshare.report.masks import draw_masks, masks_data
 from softshare.report.run import Run
 from softshare.report.sizes import bits_data, draw_bits, draw_sizes, sizes_data
+from softshare.report.storage import draw_storage, storage_data
 from softshare.report.style import require_matplotlib, styled, to_svg
 from softshare.report.weights import draw_weights, weights_data
 
@@ -45,8 +46,8 @@ FIGURES = (
         "dynamics",
         "The mixture in training",
         "Means with bands of two standard deviations; the thicker the line, the larger the mixing. The line at 0 is "
-        "the zero component. A component that no weight ends in is pale; a ring marks where one has come to lie on another, and "
-        "dotted lines lead to the components after merging. (Figure 3 of the paper, left.)",
+        "the zero component. A component that no weight ends in is pale; a ring marks where one has come to lie on "
+        "another, and dotted lines lead to the components after merging. (Figure 3 of the paper, left.)",
         dynamics_data,
         draw_dynamics,
     ),
@@ -90,6 +91,14 @@ FIGURES = (
         "cell.",
         masks_data,
         draw_masks,
+    ),
+    Plot(
+        "storage",
+        "A row in Han's format",
+        "Column indices are stored as the number of zeros since the entry before; where that is too many for their "
+        "bits, a zero is filled in (orange). The file itself is coded otherwise. (Appendix A of the paper.)",
+        storage_data,
+        draw_storage,
     ),
     Plot(
         "film",

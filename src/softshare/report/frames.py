@@ -83,8 +83,9 @@ class Frames:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Frames:
+        data = read_bytes(path)
         try:
-            with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 values = {f.name: file[f.name] for f in dataclasses.fields(cls)}
             return cls(**values | {"about": json.loads(str(values["about"]))})
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
@@ -189,7 +190,7 @@ def _about(prior: MixturePrior) -> dict[str, Any]:
 def _places(part: WeightView, n: int) -> list[tuple[int, Tensor]]:
     """At most n weights drawn at random: the index of a tensor, and places in it."""
     rng = np.random.default_rng(0)
-    drawn = np.unique(rng.integers(part.n_weights, size=n)) if part.n_weights > n else np.arange(part.n_weights)
+    drawn = np.sort(rng.choice(part.n_weights, min(n, part.n_weights), replace=False, shuffle=False))
     starts = np.cumsum([0, *(t.numel() for t in part.tensors)])
     found = []
     for k, tensor in enumerate(part.tensors):
