@@ -48,7 +48,9 @@ def make_task() -> Task:
     def error(model: nn.Module) -> float:
         return float(100 * (model(images).argmax(1) != labels).float().mean())
 
-    return Task(model=Net(), train=batches, loss=loss, evaluate=error, n_examples=256, name="<i>small", dataset="made up")
+    return Task(
+        model=Net(), train=batches, loss=loss, evaluate=error, n_examples=256, name="<i>small", dataset="made up"
+    )
 
 
 def compress(folder: Path, *options: object) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from softshare.errors import ConfigError
 from softshare.evaluate import Result
 from softshare.report import masks
 from softshare.report.account import account_data
-from softshare.report.curves import curves_data
+from softshare.report.curves import curves_data, draw_curves
 from softshare.report.dynamics import dynamics_data, joined
 from softshare.report.figures import FIGURES, draw
 from softshare.report.film import film_data, film_for_page
@@ -50,9 +49,9 @@ def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(params=["layers", "one_for_all"])
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest) -> Run:
     value: Run = request.getfixturevalue(request.param)
-    yield value
+    return value
 
 
 def test_every_figure_is_drawn_for_one_mixture_and_for_many(run: Run) -> None:
@@ -103,7 +102,9 @@ def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
         used = data.merged[sorted(set(data.onto[data.counts[-1] > 0].tolist()))]
         assert data.mean[:, 0].tolist() == [0.0] * 5
         for value in used:
-            assert min(abs(value - v) for v in values) <= 1e-3 * max(1e-3, abs(value))  # the codebook is in half precision
+            assert min(abs(value - v) for v in values) <= 1e-3 * max(
+                1e-3, abs(value)
+            )  # the codebook is in half precision
 
 
 def test_components_that_end_up_together_are_joined() -> None:
@@ -200,6 +201,16 @@ def test_curves_are_the_history(run: Run) -> None:
     assert math.isnan(curves["Task loss"].lines[""][0])
     assert curves["Complexity cost by the mixtures"].lines[""][-1] == run.history[-1]["complexity_bits"] / 8000
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in run.history]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_densities_of_nothing_and_of_all_are_drawn(value: float) -> None:
+    columns = ("epoch", "validation_error", "task_loss", "prior_loss", "complexity_bits", "components_alive", "tau")
+    row = dict.fromkeys(columns, 0.0)
+    run = Run(Path(), (row | {"density/w": value},), None, None, None)
+    for curve in curves_data(run):
+        with styled():
+            assert to_png(draw_curves(curve)).startswith(b"\x89PNG")
 
 
 def test_masks_are_those_of_the_file(run: Run) -> None:

@@ -55,10 +55,10 @@ def test_frames_are_what_was_there_at_each_epoch(tmp_path: Path, mixtures: str) 
             sample = frames.sample[e, frames.owner == k]
             assert np.array_equal(sample, w.numpy().astype(np.float16))  # so few weights are all in it
     for name in (name for names in frames.about["tensors"] for name in names):
-        final, truth = frames.final(frames.of(name)), compressed.mixtures[name]
+        final, used = frames.final(frames.of(name)), compressed.mixtures[name]
         assert final is not None
-        assert torch.equal(final.mean, truth.mean)
-        assert torch.equal(final.log_mixing, truth.log_mixing)
+        assert torch.equal(final.mean, used.mean)
+        assert torch.equal(final.log_mixing, used.log_mixing)
 
 
 def test_a_film_changes_nothing_in_the_training(tmp_path: Path) -> None:

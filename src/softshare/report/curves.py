@@ -64,7 +64,7 @@ def draw_curves(data: Curve) -> Any:
         axes.set_yscale("log", subs=(2, 5))
         for axis_part in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             axis_part(lambda value, _: f"{value:g}")
-    if all((values == values.round()).all() for values in data.lines.values()):
+    elif all((values == values.round()).all() for values in data.lines.values()):
         axes.yaxis.get_major_locator().set_params(integer=True)
     texts = [
         ", ".join(f"{name} {values[e]:.4g}".strip() for name, values in data.lines.items())
@@ -73,6 +73,7 @@ def draw_curves(data: Curve) -> Any:
     epoch_tips(axes, data.epochs, texts)
     if len(data.lines) > 1:
         figure.legend(loc="outside lower center", ncols=3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y")
     axes.set(xlabel="epoch", ylabel=data.unit)
     axes.set_title(data.title)

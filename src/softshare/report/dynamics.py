@@ -91,11 +91,9 @@ def draw_dynamics(data: Dynamics) -> Any:
         axes.fill_between(x, low, high, color=colour, alpha=0.1 if in_use else 0.03, linewidth=0)
         points = np.stack([x, data.mean[:, k]], 1)
         segments = np.stack([points[:-1], points[1:]], 1)
-        axes.add_collection(
-            LineCollection(
-                list(segments), linewidths=width[1:, k], colors=colour, alpha=1 if in_use else 0.3, capstyle="round"
-            )
-        )
+        line: dict[str, Any] = {"linewidths": width[1:, k], "colors": colour}
+        line |= {"capstyle": "round"} if in_use else {"alpha": 0.3}  # clear ends would show where they overlap
+        axes.add_collection(LineCollection(list(segments), **line))
         if data.joined[k] >= 0:
             at = data.joined[k]
             ring = axes.plot(x[at], data.mean[at, k], "o", ms=6, mfc="none", mec=colour, zorder=4)[0]
@@ -113,6 +111,7 @@ def draw_dynamics(data: Dynamics) -> Any:
         texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
     epoch_tips(axes, x, texts)
     axes.autoscale_view()
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="epoch", ylabel="mean ± 2 standard deviations")
     axes.set_title(data.name)
     return figure

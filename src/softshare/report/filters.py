@@ -14,7 +14,7 @@ from softshare.report.run import Run
 from softshare.report.style import FAINT, new_figure, shorten, signed_image
 from softshare.runs import PRETRAINED, RETRAINED
 
-MOST_ROWS, MOST_COLUMNS = 50, 32  # tiles of a convolution: output and input channels
+MOST_OUTPUTS, MOST_INPUTS = 50, 32  # channels of a convolution
 MOST_UNITS = 100  # of a fully-connected layer
 LAYERS = 2  # convolutions shown, as in the paper
 
@@ -64,8 +64,8 @@ def _pictures(name: str, before: Tensor, after: Tensor) -> Filters:
             tiles.append(_in_a_square(kept.reshape(len(kept), -1, side, side).sum(1)))
             left_out = _of("units", len(kept), len(values))
         else:
-            kept = values[:MOST_ROWS, :MOST_COLUMNS]
-            tiles.append(_in_a_square(kept[:, 0]) if kept.shape[1] == 1 else tiled(kept))
+            kept = values[:MOST_OUTPUTS, :MOST_INPUTS].swapaxes(0, 1)  # a row for each input, a column for each output
+            tiles.append(_in_a_square(kept[0]) if len(kept) == 1 else tiled(kept))
             left_out = _of("filters", kept.shape[0] * kept.shape[1], values.shape[0] * values.shape[1])
     return Filters(name, tiles[0], tiles[1], left_out)
 
@@ -97,12 +97,14 @@ def tiled(
 
 def draw_filters(data: Filters) -> Any:
     h, w = data.before.shape
-    figure = new_figure(6.4, min(9.0, 0.55 + 3.1 * h / w))
+    beside = w < 1.5 * h
+    figure = new_figure(6.4, min(9.0, 0.55 + 3.1 * h / w if beside else 0.8 + 12.4 * h / w))
     largest = float(np.nanquantile(np.abs(data.before), 0.995))
-    for axes, picture, title in zip(figure.subplots(1, 2), (data.before, data.after), ("before", "after"), strict=True):
+    both = figure.subplots(1, 2) if beside else figure.subplots(2, 1)
+    for axes, picture, title in zip(both, (data.before, data.after), ("before", "after"), strict=True):
         axes.imshow(signed_image(picture, largest), interpolation="nearest")
         lines = np.zeros((*picture.shape, 4))
-        lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.35, 0)
+        lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.25, 0)
         axes.imshow(lines, interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.set_title(title)

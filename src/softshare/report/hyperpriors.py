@@ -59,7 +59,9 @@ def _gamma(name: str, relative: bool, gamma: Gamma) -> HyperPrior:
         others = {Gamma.from_std(gamma.std, s * strength): s for s in _STRENGTHS if s != 1}
         family |= {g: f"{_times(s)} as strong" for g, s in others.items()}
     curves = {
-        label: _highest_1(np.array([-float(g.neg_log_density(torch.tensor(-math.log(v), dtype=torch.float64))) for v in x]))
+        label: _highest_1(
+            np.array([-float(g.neg_log_density(torch.tensor(-math.log(v), dtype=torch.float64))) for v in x])
+        )
         for g, label in family.items()
     }
     held = f" (at the mode the standard deviation is {gamma.std:.3g})" if not relative and gamma.alpha > 1 else ""
