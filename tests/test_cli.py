@@ -877,6 +877,7 @@ def test_a_run_that_diverges_keeps_the_last_good_state(tmp_path: Path, capsys: p
     assert "diverged in epoch 1" in message
     assert "lr_weights" in message
     assert sorted(os.listdir(tmp_path / "run")) == [
+        "frames.npz",
         "history.csv",
         "last_good.safetensors",
         "pretrained.safetensors",

@@ -75,6 +75,14 @@ def test_a_run_without_a_film_shows_the_rest(run: Run) -> None:
     assert there == {"account", "sizes", "bits", "curves", "masks", "storage"}
 
 
+def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
+    run = Run.load(compress(tmp_path, "--names", "none", "--epochs", 1))
+    there = {plot.name: plot.data(run) for plot in FIGURES}
+    assert {name for name, data in there.items() if not data} == {"bits", "masks", "storage"}
+    (sizes,) = there["sizes"]
+    assert sum(n for _, _, n in sizes.bars) == (run.folder / "model.sws").stat().st_size
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected the folder of a run"):
         Run.load(tmp_path)
