@@ -35,7 +35,6 @@ reproduce: $(READY)  ## Make what is missing in results/ for the LeNets, by its 
 	$(BIN)/softshare reproduce lenet-5-caffe
 
 results: $(READY)  ## Measure every file in results/ anew, then write docs/results.md and its plots
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
 	$(BIN)/softshare verify results
 	$(BIN)/softshare results results
 

@@ -33,9 +33,10 @@ COMMANDS = [
     "evaluate",
     "reproduce",
     "verify",
+    "report",
     "results",
 ]
-RUN_FILES = ["history.csv", "model.sws", "pretrained.safetensors", "result.json", "retrained.safetensors"]
+RUN_FILES = ["frames.npz", "history.csv", "model.sws", "pretrained.safetensors", "result.json", "retrained.safetensors"]
 
 # A user's file: a small convolutional net with batch norm on a few random images.
 TASK = """
@@ -878,6 +879,7 @@ def test_a_run_that_diverges_keeps_the_last_good_state(tmp_path: Path, capsys: p
     assert "diverged in epoch 1" in message
     assert "lr_weights" in message
     assert sorted(os.listdir(tmp_path / "run")) == [
+        "frames.npz",
         "history.csv",
         "last_good.safetensors",
         "pretrained.safetensors",

@@ -69,6 +69,29 @@ ROUTE = [
     ["baselines"],
     ["hooks", "zoo", "zoo.cifar10", "zoo.datasets", "zoo.models", "zoo.experiments", "zoo.published", "zoo.recipes"],
     ["options", "runs", "search", "verify"],
+    ["report"],
+    ["report.frames", "report.tensorboard"],
+    ["report.run", "report.style"],
+    [
+        *(
+            f"report.{name}"
+            for name in [
+                "account",
+                "curves",
+                "dynamics",
+                "film",
+                "filters",
+                "hyperpriors",
+                "masks",
+                "sizes",
+                "storage",
+                "weights",
+            ]
+        )
+    ],
+    ["report.figures"],
+    ["report.page"],
+    ["report.live", "report.write"],
     ["reproduce", "results", "study"],
     ["pareto"],
     ["page", "samplers", "trials"],

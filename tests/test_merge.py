@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from softshare.config import MergeConfig
-from softshare.merge import divergences, merge
+from softshare.merge import divergences, merge, merge_groups
 from softshare.prior import Mixture
 
 LAW = settings(deadline=None, derandomize=True)
@@ -154,6 +154,16 @@ def test_what_merging_preserves(m: Mixture, threshold: float) -> None:
     assert 1 <= len(merged) <= len(m)
     assert float(merged.mean[0]) == 0
     assert float(merged.mixing[0]) >= float(m.mixing[0]) * (1 - 1e-9)
+
+
+@LAW
+@given(mixtures(), st.floats(0, 10))
+def test_groups_are_what_was_merged(m: Mixture, threshold: float) -> None:
+    merged, groups = merge_groups(m, MergeConfig(threshold))
+    assert sorted(k for group in groups for k in group) == list(range(len(m)))
+    assert [min(group) for group in groups] == [group[0] for group in groups]
+    sums = torch.stack([m.mixing[group].sum() for group in groups])
+    torch.testing.assert_close(merged.mixing, sums)
 
 
 @LAW

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softshare.errors import ConfigError, DivergedError, FormatError
 from softshare.runs import (
+    FRAMES,
     HISTORY,
     LAST_GOOD,
     MODEL,
@@ -22,7 +23,7 @@ from softshare.runs import (
     save_checkpoint,
 )
 
-FILES = [MODEL, RESULT, HISTORY, PRETRAINED, RETRAINED, LAST_GOOD]
+FILES = [MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -50,6 +51,7 @@ def test_the_names_are_those_of_the_documentation() -> None:
         "model.sws",
         "result.json",
         "history.csv",
+        "frames.npz",
         "pretrained.safetensors",
         "retrained.safetensors",
         "last_good.safetensors",

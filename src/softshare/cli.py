@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,15 +39,22 @@ from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.page import load_results, stale_files, wanted_files, write_file
 from softshare.pareto import can_draw
+from softshare.report.frames import FrameLog
+from softshare.report.live import LivePage
+from softshare.report.tensorboard import TensorBoardLog
+from softshare.report.write import write_report
 from softshare.reproduce import reproduce as reproduce_results
+from softshare.retrain import Hook
 from softshare.route import compress as compress_task
 from softshare.runs import (
+    FRAMES,
     HISTORY,
     LAST_GOOD,
     MODEL,
     PRETRAINED,
     RESULT,
     RETRAINED,
+    UNFINISHED,
     earlier_files,
     load_checkpoint,
     output_folder,
@@ -70,6 +79,25 @@ app = typer.Typer(
 out = Console(markup=False)
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
+
+
+@dataclass(frozen=True)
+class _Watching:
+    """Further ways to follow a run."""
+
+    live: bool = False
+    live_port: int = 0
+    tensorboard: Path | None = None
+
+    @contextlib.contextmanager
+    def hooks(self, folder: Path) -> Iterator[list[Hook]]:
+        """To be listed after those that write to the folder."""
+        found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
+        with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
+            if page:
+                out.print(f"live: {page.address}", highlight=False)
+                found.append(page)
+            yield found
 
 
 @app.command()
@@ -135,11 +163,21 @@ def compress(
     data: DataOption = None,
     augment: AugmentOption = None,
     label_smoothing: SmoothingOption = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the report while training, on a page that only this machine can see.")
+    ] = False,
+    live_port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="INT", help="Port of that page (0: a free one).")
+    ] = 0,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Log every epoch there for TensorBoard as well.")
+    ] = None,
 ) -> None:
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
-    Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
-    experiment starts from a few settings of its own, which result.json records; your task from the defaults.
+    Leaves model.sws, result.json, history.csv, frames.npz (for a report) and the checkpoints before and after
+    retraining in the folder. An experiment starts from a few settings of its own, which result.json records; your
+    task from the defaults.
     """
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
@@ -152,8 +190,11 @@ def compress(
         )
     if from_scratch and config.retrain.distill:
         raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
+    if live_port and not live:
+        raise ConfigError(f"--live-port {live_port} is the port of --live, which was not given")
     options = TaskOptions(data, augment, label_smoothing, from_scratch)
-    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
+    watching = _Watching(live, live_port, tensorboard)
+    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options, watching)
 
 
 app.command()(with_config_options(tune))
@@ -300,6 +341,19 @@ def verify(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A folder that compress or demo has filled.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the report; default: RUN/report.")] = None,
+) -> None:
+    """Show a run: one HTML page that needs no network, and its figures as SVG and PNG files.
+
+    Weights before and after, the mixture in training, where the bytes are, and more. Needs matplotlib.
+    """
+    page, *pictures = write_report(run, folder or run / "report")
+    out.print(f"{page} written, and {len(pictures)} pictures beside it.", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def results(
     folder: FolderArgument = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit status 1 if a file is stale.")] = False,
@@ -339,6 +393,7 @@ def _run(
     overwrite: bool,
     device: str,
     options: TaskOptions,
+    watching: _Watching | None = None,
 ) -> None:
     start = time.perf_counter()
     seed = config.retrain.seed
@@ -350,16 +405,22 @@ def _run(
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}", highlight=False)
     WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
-    with output_folder(folder, overwrite) as unfinished:
+    with (
+        (watching or _Watching()).hooks(folder / UNFINISHED) as watchers,
+        output_folder(folder, overwrite) as unfinished,
+    ):
         if pretrains and not weights:
             _pretrain(task, spec, unfinished, seed)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
+        film = FrameLog(unfinished / FRAMES)
         try:
-            compressed = compress_task(task, config, [ProgressBar("retrain"), CsvLog(unfinished / HISTORY)])
+            hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
+            compressed = compress_task(task, config, hooks)
         except DivergedError as error:
             save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
+        film.finish(compressed.mixtures)
         save_checkpoint(unfinished / RETRAINED, compressed.retrained)
         compressed.save(unfinished / MODEL)
         fresh = get_experiment(spec).make_model().to(find_device(device)) if spec in EXPERIMENTS else None

@@ -25,11 +25,17 @@ def merge(mixture: Mixture, config: MergeConfig | None = None) -> Mixture:
 
     Mixing adds; mean and variance are mixing-weighted averages. A merge with the zero component keeps mean 0.
     """
+    return merge_groups(mixture, config)[0]
+
+
+def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[Mixture, list[list[int]]]:
+    """The same, with the components that each of the new ones is made of, the first of them first."""
     threshold = (config or MergeConfig()).merge_threshold
     mixture = mixture.detach()
     # In double from the logarithms on: what float32 takes for 0 may still be one half of the two.
     mixing, var = mixture.log_mixing.double().exp(), mixture.log_var.double().exp()
     mean = mixture.mean.double().clone()
+    groups = [[k] for k in range(len(mean))]
     while len(mean) > 1:
         table = divergences(Mixture(mixing.log(), mean, var.log())).fill_diagonal_(torch.inf)
         first, second = sorted(divmod(int(table.argmin()), len(mean)))
@@ -43,5 +49,6 @@ def merge(mixture: Mixture, config: MergeConfig | None = None) -> Mixture:
         mixing[first] = total
         keep = torch.arange(len(mean), device=mean.device) != second
         mixing, mean, var = mixing[keep], mean[keep], var[keep]
+        groups[first] += groups.pop(second)
     dtype = mixture.mean.dtype
-    return Mixture(mixing.log().to(dtype), mean.to(dtype), var.log().to(dtype))
+    return Mixture(mixing.log().to(dtype), mean.to(dtype), var.log().to(dtype)), groups

@@ -47,6 +47,10 @@ class Phases(Hook):
         retrain_(self.task, prior, config, [self], latent)
         self._done += config.epochs
 
+    def on_prior(self, prior: MixturePrior | None) -> None:
+        for hook in self.hooks:
+            hook.on_prior(prior)
+
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         if not self._started:
             self._started = True

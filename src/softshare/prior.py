@@ -96,10 +96,10 @@ class MixturePrior(nn.Module):
         log_vars = self.means.new_tensor([[2 * math.log(std)] for std in stds])
         self.log_vars = nn.Parameter(log_vars.repeat(1, config.components + 1))  # (parts, J + 1)
         if config.width is None:
-            self._precision_priors = (config.zero_precision_prior, config.free_precision_prior)
+            self.precision_priors = (config.zero_precision_prior, config.free_precision_prior)
         else:
             most = max(part.n_weights for part in self.parts)
-            self._precision_priors = (Gamma.from_std(1.0, math.sqrt(max(HELD, HELD_FOR_EACH * most))),) * 2
+            self.precision_priors = (Gamma.from_std(1.0, math.sqrt(max(HELD, HELD_FOR_EACH * most))),) * 2
             self.register_buffer("_log_held", log_vars, persistent=False)
         self._log_held: Tensor  # (parts, 1), the log-variances at which a width holds them
         self.mixing_logits = nn.Parameter(torch.zeros_like(self.means))  # (parts, J)
@@ -194,7 +194,7 @@ class MixturePrior(nn.Module):
     ) -> Tensor:  # 0-d
         loss = log_mixing.new_zeros(())
         held = log_var if self.config.width is None else log_var - self._log_held
-        for precision_prior, own in zip(self._precision_priors, (held[:, :1], held[:, 1:]), strict=True):
+        for precision_prior, own in zip(self.precision_priors, (held[:, :1], held[:, 1:]), strict=True):
             if precision_prior is not None:
                 loss = loss + precision_prior.neg_log_density(own)
         if self.config.mixing_prior is not None:

@@ -42,6 +42,9 @@ class EpochRecord:
 class Hook:
     """What may be done while training goes on; every method does nothing unless overridden."""
 
+    def on_prior(self, prior: MixturePrior | None) -> None:
+        """Called first: the prior that training is under and changes in place, if any."""
+
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None: ...
 
     def on_step(self, epoch: int, step: int) -> None: ...
@@ -72,6 +75,7 @@ def retrain_(
     with seeded(task.model, config.seed), _notified(hooks):
         run_step.latent.push_()
         for hook in hooks:
+            hook.on_prior(prior)
             hook.on_start(config.epochs, steps)
         for epoch in range(config.epochs + 1):
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0

@@ -15,10 +15,10 @@ from torch import Tensor
 from softshare.errors import ConfigError, FormatError, SoftShareError
 from softshare.files import read_bytes, write_atomic
 
-MODEL, RESULT, HISTORY = "model.sws", "result.json", "history.csv"
+MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
 UNFINISHED = ".unfinished"
-FILES = (MODEL, RESULT, HISTORY, PRETRAINED, RETRAINED, LAST_GOOD)
+FILES = (MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD)
 
 
 def earlier_files(path: Path) -> list[str]:

@@ -41,7 +41,7 @@ def encode_tensor(
     n_nonzero: int,
 ) -> bytes:
     rows, cols = matrix_shape(shape)
-    bits = _index_bits(shape)
+    bits = index_bits(shape)
     csr = to_relative(to_csr(indices, rows, cols), bits)
     n = csr.a.size
     writer = BitWriter()
@@ -56,12 +56,12 @@ def decode_tensor(data: bytes, shape: tuple[int, ...], n_values: int, n_nonzero:
     """The inverse of `encode_tensor`. Allocates in proportion to `data` and `shape` only."""
     rows, cols = matrix_shape(shape)
     reader = BitReader(data)
-    csr = _read(reader, rows, cols, _index_bits(shape), n_values)
+    csr = _read(reader, rows, cols, index_bits(shape), n_values)
     reader.finish()
     return from_csr(csr, rows, cols, n_values)
 
 
-def _index_bits(shape: tuple[int, ...]) -> int:
+def index_bits(shape: tuple[int, ...]) -> int:
     """A tensor of more than two dimensions is a convolution's."""
     return INDEX_BITS_CONV if len(shape) > 2 else INDEX_BITS_FC
 

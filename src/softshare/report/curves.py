@@ -1,0 +1,80 @@
+"""Training curves: everything history.csv has, over the epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from softshare.report.frames import Array
+from softshare.report.run import Run
+from softshare.report.style import SERIES, epoch_tips, new_figure, shorten
+
+MOST_LINES = 7
+_CURVES = {
+    "validation_error": ("Validation error", "percent"),
+    "task_loss": ("Task loss", "nats, mean of the epoch"),
+    "prior_loss": ("Prior", "-log p(w, theta) in nats"),
+    "complexity_bits": ("Complexity cost by the mixtures", "kB"),
+    "components_alive": ("Components in use", ""),
+    "tau": ("tau", ""),
+}
+_DENSITY = "density/"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Lines over the epochs."""
+
+    title: str
+    unit: str
+    epochs: Array  # (E,)
+    lines: dict[str, Array]  # name -> (E,), NaN where nothing was measured
+    log: bool = False
+
+
+def curves_data(run: Run) -> tuple[Curve, ...]:
+    if not run.history:
+        return ()
+    epochs = np.array([row["epoch"] for row in run.history])
+    found = []
+    for column, (title, unit) in _CURVES.items():
+        values = np.array([row[column] for row in run.history])
+        found.append(Curve(title, unit, epochs, {"": values / 8000 if column == "complexity_bits" else values}))
+    names = [name for name in run.history[-1] if name.startswith(_DENSITY)]
+    if names:
+        last = run.history[-1]
+        names.sort(key=lambda name: -last[name])
+        step = max(1, len(names) / MOST_LINES)  # of many tensors, some from the densest to the sparsest
+        chosen = [names[int(k * step)] for k in range(min(MOST_LINES, len(names)))]
+        lines = {name.removeprefix(_DENSITY): np.array([row[name] for row in run.history]) for name in chosen}
+        found.append(Curve("Density", "share of non-zero weights", epochs, lines, log=True))
+    return tuple(found)
+
+
+def draw_curves(data: Curve) -> Any:
+    figure = new_figure(4.8, 2.8 if len(data.lines) == 1 else 3.3)
+    axes = figure.subplots()
+    for k, (name, values) in enumerate(data.lines.items()):
+        colour = SERIES[k % len(SERIES)]
+        shown = np.where(values > 0, values, np.nan) if data.log else values
+        axes.plot(data.epochs, shown, color=colour, linewidth=1.6, label=shorten(name, 24))
+    if data.log:
+        axes.set_yscale("log", subs=(2, 5))
+        for axis_part in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis_part(lambda value, _: f"{value:g}")
+    elif all((values == values.round()).all() for values in data.lines.values()):
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    texts = [
+        ", ".join(f"{name} {values[e]:.4g}".strip() for name, values in data.lines.items())
+        for e in range(len(data.epochs))
+    ]
+    epoch_tips(axes, data.epochs, texts)
+    if len(data.lines) > 1:
+        figure.legend(loc="outside lower center", ncols=3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y")
+    axes.set(xlabel="epoch", ylabel=data.unit)
+    axes.set_title(data.title)
+    return figure

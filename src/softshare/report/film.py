@@ -1,0 +1,96 @@
+"""Retraining as a film: for the page, frames that a slider moves through; on paper, a few of them below each other."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from softshare.report.frames import Array
+from softshare.report.run import Run
+from softshare.report.style import FAINT, SERIES, new_figure, padded
+
+ON_PAPER = 6
+_STEPS = 32767  # of a weight in the page, from one end of the axis to the other
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """The weights of one mixture at every frame."""
+
+    name: str
+    epochs: Array  # (E,)
+    ends: Array  # (E, 2) the smallest and the largest weight
+    mixing: Array  # (E, K)
+    mean: Array  # (E, K)
+    std: Array  # (E, K)
+    counts: Array  # (E, K)
+    histograms: Array  # (E, B) of all weights, between the ends
+    sample: Array  # (E, S)
+
+
+def film_data(run: Run) -> tuple[Film, ...]:
+    frames = run.frames
+    if frames is None:
+        return ()
+    return tuple(
+        Film(
+            frames.parts[part],
+            frames.epochs,
+            np.stack([frames.edges(e, q)[[0, -1]] for e in range(len(frames.epochs))]),
+            np.exp(frames.log_mixing[:, part]),
+            frames.mean[:, part],
+            np.exp(0.5 * frames.log_var[:, part]),
+            frames.counts[:, part],
+            frames.histograms[:, q],
+            frames.sample[:, frames.owner == q],
+        )
+        for q, part in enumerate(frames.shown)
+    )
+
+
+def draw_film(data: Film) -> Any:
+    chosen = np.unique(np.linspace(0, len(data.epochs) - 1, ON_PAPER).round().astype(int))
+    figure = new_figure(4.8, 0.6 + 0.75 * len(chosen))
+    all_axes = np.atleast_1d(figure.subplots(len(chosen), 1, sharex=True, sharey=True))
+    for axes, e in zip(all_axes, chosen, strict=True):
+        edges = np.linspace(data.ends[e, 0], data.ends[e, 1], data.histograms.shape[1] + 1)
+        axes.stairs(data.histograms[e], edges, fill=True, color=SERIES[0])
+        for k in np.flatnonzero(data.counts[e]):
+            mean, std = data.mean[e, k], data.std[e, k]
+            axes.axvspan(mean - 2 * std, mean + 2 * std, color=FAINT if k == 0 else SERIES[1], alpha=0.12, linewidth=0)
+            axes.axvline(mean, color=FAINT if k == 0 else SERIES[1], linewidth=0.8)
+        axes.set(yscale="log", ylim=(0.7, None), xlim=padded(*_limits(data)))
+        axes.set_title(f"epoch {data.epochs[e]}", loc="right", fontsize=8, pad=2)
+    all_axes[0].set_title(data.name, loc="left", fontsize=9, pad=2)
+    all_axes[-1].set_xlabel("weight")
+    return figure
+
+
+def film_for_page(data: Film) -> dict[str, Any]:
+    """The same as plain values; the sampled weights as 16-bit steps between the ends, in base64."""
+    low, high = _limits(data)
+    steps = np.clip((data.sample.astype(np.float64) - low) / (high - low), 0, 1) * _STEPS
+    return {
+        "name": data.name,
+        "epochs": data.epochs.tolist(),
+        "limits": [low, high],
+        "ends": _rounded(data.ends),
+        "mixing": _rounded(data.mixing),
+        "mean": _rounded(data.mean),
+        "std": _rounded(data.std),
+        "counts": data.counts.tolist(),
+        "histograms": data.histograms.tolist(),
+        "sample": [base64.b64encode(frame.round().astype("<u2").tobytes()).decode() for frame in steps],
+    }
+
+
+def _limits(data: Film) -> tuple[float, float]:
+    """Of all weights at all frames."""
+    return float(data.ends[:, 0].min()), float(data.ends[:, 1].max())
+
+
+def _rounded(values: Array) -> list[list[float]]:
+    return [[float(f"{v:.4g}") for v in row] for row in values]

@@ -1,0 +1,209 @@
+"""The film of a run: the mixtures at every epoch, and a sample and a histogram of the weights; a hook takes it.
+
+What is kept does not grow with the network beyond a few numbers for each of its mixtures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from softshare.errors import FormatError
+from softshare.files import read_bytes, write_atomic
+from softshare.prior import Mixture, MixturePrior
+from softshare.retrain import EpochRecord, Hook
+from softshare.weights import WeightView
+
+Array = npt.NDArray[Any]
+MOST_FRAMES = 60  # of a longer run, every second or third epoch, and the last
+MOST_SHOWN = 8  # mixtures whose weights are sampled: those of most weights
+SAMPLE = 8192  # weights followed through the run, of all mixtures shown together
+BINS = 128
+_CHUNK = 1 << 20  # weights at a time
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """E frames of P mixtures, each of J free components and zero; the weights of the Q mixtures that are shown."""
+
+    about: dict[str, Any]  # 'parts': name of each mixture, 'tensors': names of each one's tensors, 'priors'
+    epochs: Array  # (E,)
+    log_mixing: Array  # (E, P, J + 1)
+    mean: Array  # (E, P, J + 1)
+    log_var: Array  # (E, P, J + 1)
+    counts: Array  # (E, P, J + 1) weights for which each component is the most responsible
+    shown: Array  # (Q,) which of the mixtures
+    ends: Array  # (E, Q, 2) the smallest and the largest of their weights
+    histograms: Array  # (E, Q, BINS) of all of them, between the ends
+    owner: Array  # (S,) which of the Q a sampled weight belongs to
+    sample: Array  # (E, S)
+    merged: (
+        Array  # (3, P, at most J + 1): log-mixing, mean, log-variance in the end, then NaN; (3, P, 0): not yet there
+    )
+
+    @property
+    def parts(self) -> list[str]:
+        return list(self.about["parts"])
+
+    def of(self, name: str) -> int:
+        """The mixture of a tensor."""
+        return next(k for k, names in enumerate(self.about["tensors"]) if name in names)
+
+    def final(self, part: int) -> Mixture | None:
+        """The merged mixture, as it quantizes; None while the run is not over."""
+        there = ~np.isnan(self.merged[0, part])
+        return Mixture(*(torch.from_numpy(v[part][there]) for v in self.merged)) if there.any() else None
+
+    def edges(self, frame: int, q: int) -> Array:  # (BINS + 1,)
+        """Of a histogram."""
+        low, high = self.ends[frame, q]
+        if not low < high:
+            low, high = low - 0.5, high + 0.5
+        return np.linspace(low, high, self.histograms.shape[2] + 1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "about"}
+        file = io.BytesIO()
+        np.savez_compressed(file, about=np.array(json.dumps(self.about)), **arrays)
+        write_atomic(path, file.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Frames:
+        data = read_bytes(path)
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                values = {f.name: file[f.name] for f in dataclasses.fields(cls)}
+            return cls(**values | {"about": json.loads(str(values["about"]))})
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
+            raise FormatError(f"{os.fspath(path)} is not the film of a run ({problem}); compress anew") from None
+
+
+class FrameLog(Hook):
+    """Takes a frame after each epoch under the prior and writes the film so far."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._frames: Frames | None = None
+
+    def on_prior(self, prior: MixturePrior | None) -> None:
+        self._prior = prior
+        if prior is None:
+            return
+        sizes = [part.n_weights for part in prior.parts]
+        self._shown = sorted(sorted(range(len(sizes)), key=lambda k: -sizes[k])[:MOST_SHOWN])
+        self._parts = [prior.parts[k] for k in self._shown]
+        self._places = [_places(part, SAMPLE // len(self._shown)) for part in self._parts]
+
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        self._every = math.ceil(epochs / MOST_FRAMES)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        if self._prior is None:  # the assignment stays from here on
+            return
+        frame = self._take(self._prior, record.epoch)
+        if self._frames is not None and record.epoch > 0:
+            frame = _join(self._frames, frame, keep_last=int(self._frames.epochs[-1]) % self._every == 0)
+        self._frames = frame
+        self._frames.save(self.path)
+
+    def finish(self, mixtures: Mapping[str, Mixture]) -> None:
+        """Add the mixtures that each tensor was quantized with."""
+        if self._frames is None:
+            return
+        merged = np.full((3, *self._frames.mean.shape[1:]), np.nan, np.float32)
+        for part, names in enumerate(self._frames.about["tensors"]):
+            mixture = mixtures[names[0]]
+            for row, values in enumerate((mixture.log_mixing, mixture.mean, mixture.log_var)):
+                merged[row, part, : len(mixture)] = values.detach().float().cpu()
+        self._frames = dataclasses.replace(self._frames, merged=merged)
+        self._frames.save(self.path)
+
+    @torch.no_grad()
+    def _take(self, prior: MixturePrior, epoch: int) -> Frames:
+        mixtures = prior.mixtures()
+        counts = [
+            sum(m.assign(t).bincount(minlength=len(m)) for t in part.tensors)
+            for part, m in zip(prior.parts, mixtures, strict=True)
+        ]
+        sample = [
+            part.tensors[k].reshape(-1)[places].float().cpu().numpy()
+            for part, chosen in zip(self._parts, self._places, strict=True)
+            for k, places in chosen
+        ]
+        sizes = [sum(len(places) for _, places in chosen) for chosen in self._places]
+        ends = [part.range() for part in self._parts]
+        return Frames(
+            about=_about(prior),
+            epochs=np.array([epoch]),
+            log_mixing=_stack([m.log_mixing for m in mixtures]),
+            mean=_stack([m.mean for m in mixtures]),
+            log_var=_stack([m.log_var for m in mixtures]),
+            counts=torch.stack([torch.as_tensor(c) for c in counts]).cpu().numpy()[None],
+            shown=np.array(self._shown),
+            ends=np.array(ends)[None],
+            histograms=np.stack([_histogram(p, *e) for p, e in zip(self._parts, ends, strict=True)])[None],
+            owner=np.repeat(np.arange(len(sizes)), sizes),
+            sample=np.clip(np.concatenate(sample), -_LARGEST, _LARGEST).astype(np.float16)[None],
+            merged=np.empty((3, len(mixtures), 0), np.float32),
+        )
+
+
+def _join(film: Frames, frame: Frames, keep_last: bool) -> Frames:
+    kept = len(film.epochs) - (not keep_last)
+    names = ("epochs", "log_mixing", "mean", "log_var", "counts", "ends", "histograms", "sample")
+    joined: Any = {n: np.concatenate([getattr(film, n)[:kept], getattr(frame, n)]) for n in names}
+    return dataclasses.replace(film, **joined)
+
+
+def _stack(values: Sequence[Tensor]) -> Array:  # (1, P, J + 1)
+    return torch.stack(list(values)).float().cpu().numpy()[None]
+
+
+def _about(prior: MixturePrior) -> dict[str, Any]:
+    """What the figures must know of the prior, as JSON has it."""
+    names = [[s.name for s in part.shared] for part in prior.parts]
+    config = prior.config
+    return {
+        "parts": [n[0].rpartition(".")[0] or n[0] for n in names] if config.mixtures == "layer" else ["all weights"],
+        "tensors": names,
+        "sizes": [part.n_weights for part in prior.parts],
+        "width": config.width,
+        "precision_priors": [g and dataclasses.asdict(g) for g in prior.precision_priors],
+        "mixing_prior": config.mixing_prior and dataclasses.asdict(config.mixing_prior),
+    }
+
+
+def _places(part: WeightView, n: int) -> list[tuple[int, Tensor]]:
+    """At most n weights drawn at random: the index of a tensor, and places in it."""
+    rng = np.random.default_rng(0)
+    drawn = np.sort(rng.choice(part.n_weights, min(n, part.n_weights), replace=False, shuffle=False))
+    starts = np.cumsum([0, *(t.numel() for t in part.tensors)])
+    found = []
+    for k, tensor in enumerate(part.tensors):
+        own = drawn[(drawn >= starts[k]) & (drawn < starts[k + 1])] - starts[k]
+        found.append((k, torch.from_numpy(own).to(tensor.device)))
+    return found
+
+
+def _histogram(part: WeightView, low: float, high: float) -> Array:  # (BINS,)
+    if not low < high:
+        low, high = low - 0.5, high + 0.5  # as histc takes them
+    counts = torch.zeros(BINS, dtype=torch.float64)
+    for tensor in part.tensors:
+        for piece in tensor.detach().reshape(-1).split(_CHUNK):
+            counts += torch.histc(piece.float(), BINS, low, high).cpu()
+    return counts.numpy().astype(np.int64)

@@ -1,0 +1,133 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+
+// Tooltips: what is under the pointer, or was tapped, says what it is.
+const tip = document.getElementById("tip");
+function showTip(event, text) {
+  tip.textContent = text;
+  tip.style.display = text ? "block" : "none";
+  tip.style.left = Math.max(4, Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 4)) + "px";
+  tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)) + "px";
+}
+for (const kind of ["pointermove", "pointerdown"]) {
+  document.addEventListener(kind, event => {
+    const found = event.target.closest("[data-tip]");
+    if (event.target.id !== "screen") showTip(event, found ? found.dataset.tip : "");
+  });
+}
+
+// The table sorts by the column whose heading is clicked; a second click turns it round.
+for (const head of document.querySelectorAll("#tensors th")) {
+  head.addEventListener("click", () => {
+    const up = head.getAttribute("aria-sort") === "descending" ? 1 : -1;
+    for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
+    head.setAttribute("aria-sort", up > 0 ? "ascending" : "descending");
+    const value = row => row.children[head.cellIndex].dataset.value;
+    const order = (a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (x === "" || y === "") return (x === "") - (y === "");  // what is not known comes last
+      return up * (isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", { numeric: true }) : x - y);
+    };
+    const body = document.querySelector("#tensors tbody");
+    body.append(...[...body.rows].sort(order));
+  });
+}
+
+// The film: weights before against weights at the slider's epoch, with histogram and bands.
+function film(films) {
+  const [screen, part, slider, now, play] = ["screen", "part", "epoch", "now", "play"].map(id => document.getElementById(id));
+  const decoded = new Map();
+  const weights = (f, e) => {
+    const key = f.name + "/" + e;
+    if (!decoded.has(key)) decoded.set(key, new Uint16Array(Uint8Array.from(atob(f.sample[e]), c => c.charCodeAt(0)).buffer));
+    return decoded.get(key);
+  };
+  const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name);
+  const ticks = (low, high) => {
+    const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find(n => n * power >= rough), found = [];
+    for (let k = Math.ceil(low / step); k * step <= high; k++) found.push([k * step, String(+(k * step).toPrecision(6))]);
+    return found;
+  };
+  let layout;
+
+  function draw() {
+    const f = films[part.selectedIndex], e = +slider.value;
+    const [low, high] = f.limits, ratio = devicePixelRatio || 1;
+    const width = screen.clientWidth, height = screen.clientHeight;
+    screen.width = width * ratio; screen.height = height * ratio;
+    const c = screen.getContext("2d");
+    c.scale(ratio, ratio);
+    const left = 64, right = width - Math.min(150, width * .25), end = width - 10, top = 12, bottom = height - 44;
+    const y = w => bottom - (w - low) / (high - low) * (bottom - top);
+    const x = w => left + (w - low) / (high - low) * (right - left);
+    layout = { f, e, y, top, bottom };
+    c.font = "12px system-ui, sans-serif"; c.textBaseline = "middle";
+    f.mean[e].forEach((mean, k) => {
+      if (!f.counts[e][k] && k) return;
+      c.globalAlpha = .15; c.fillStyle = c.strokeStyle = colour(k ? "series-1" : "faint");
+      const [y1, y0] = [y(mean + 2 * f.std[e][k]), y(mean - 2 * f.std[e][k])].map(v => Math.min(bottom, Math.max(top, v)));
+      c.fillRect(left, y1, end - left, y0 - y1);
+      c.globalAlpha = .8; c.beginPath(); c.moveTo(left, y(mean)); c.lineTo(end, y(mean)); c.stroke();
+    });
+    const before = weights(f, 0), after = weights(f, e);
+    c.globalAlpha = .55; c.fillStyle = colour("series-0");
+    for (let i = 0; i < after.length; i++) {
+      c.fillRect(left + before[i] / 32767 * (right - left) - 1, bottom - after[i] / 32767 * (bottom - top) - 1, 2, 2);
+    }
+    const counts = f.histograms[e], most = Math.log1p(Math.max(...f.histograms.flat()));
+    const [from, to] = f.ends[e], bin = (to - from) / counts.length, step = y(0) - y(bin);
+    counts.forEach((n, k) => c.fillRect(right + 8, y(from + (k + 1) * bin), Math.log1p(n) / most * (end - right - 8), step));
+    c.globalAlpha = 1; c.fillStyle = colour("ink"); c.strokeStyle = colour("faint");
+    c.strokeRect(left, top, right - left, bottom - top);
+    for (const [w, text] of ticks(low, high)) {
+      c.textAlign = "right"; c.fillText(text, left - 6, y(w));
+      c.textAlign = "center"; c.fillText(text, x(w), bottom + 14);
+    }
+    c.fillText("before", (left + right) / 2, bottom + 32);
+    c.fillText(width > 500 ? "weights (log)" : "(log)", (right + 8 + end) / 2, bottom + 14);
+    c.save(); c.translate(10, (top + bottom) / 2); c.rotate(-Math.PI / 2); c.fillText("now", 0, 0); c.restore();
+    const used = f.counts[e].filter(n => n).length;
+    now.textContent = `${f.epochs[e]}: ${used} components in use`;
+    screen.dataset.frame = e;
+  }
+
+  let timer;
+  function stop() { clearInterval(timer); timer = undefined; play.textContent = "Play"; }
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    play.textContent = "Stop";
+    if (+slider.value === +slider.max) slider.value = 0;
+    draw();
+    timer = setInterval(() => {
+      slider.value = +slider.value + 1;
+      draw();
+      if (+slider.value === +slider.max) stop();
+    }, 180);
+  });
+  slider.addEventListener("input", () => { stop(); draw(); });
+  part.addEventListener("change", draw);
+  addEventListener("resize", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  screen.addEventListener("pointerleave", event => showTip(event, ""));
+  screen.addEventListener("pointermove", event => {
+    const { f, e, y, top, bottom } = layout;
+    const at = Math.min(bottom, Math.max(top, event.offsetY));
+    const near = f.mean[e].map((m, k) => k).filter(k => f.counts[e][k])
+      .sort((a, b) => Math.abs(y(f.mean[e][a]) - at) - Math.abs(y(f.mean[e][b]) - at))[0];
+    showTip(event, `component at ${f.mean[e][near]}, standard deviation ${f.std[e][near]}, ` +
+      `mixing ${f.mixing[e][near]}, ${f.counts[e][near].toLocaleString("en")} weights`);
+  });
+  draw();
+}
+if (data.film.length) film(data.film);
+
+// While the run is under way: a newer page replaces this one.
+if (data.version !== null) {
+  setInterval(async () => {
+    try {
+      const version = await (await fetch("version")).text();
+      if (version !== data.version) location.reload();
+    } catch { /* the server is gone: the run is over, and the last page stays */ }
+  }, 1000);
+}

@@ -1,0 +1,139 @@
+"""How figures look, and how they become SVG and PNG: one palette, fit for colour-blind readers, on light and dark."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from softshare.errors import NotAvailableError
+from softshare.report.frames import Array
+
+INK, FAINT, GROUND = "#1a1b1c", "#76787a", "#fdfefe"
+# After Okabe and Ito, darker where theirs is too pale for a line on white.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#b5508c", "#a87b00", "#3a9bd9", "#6b5bd2", "#5f6368")
+# Of what is drawn as pixels, which no variable of the page can change: seen on white and on black.
+POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
+DOTS = "#2b8cd6"
+# What a colour of a figure is called in the page, which has other ones in the dark.
+VARIABLES = {INK: "ink", FAINT: "faint", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
+_TIP = "tip:"
+_SETTINGS = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "figure.facecolor": GROUND,
+    "savefig.facecolor": GROUND,
+    "axes.facecolor": "none",
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "grid.color": FAINT,
+    "grid.alpha": 0.25,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",  # text as text: smaller, and it can be searched
+}
+
+
+def require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NotAvailableError("a report needs matplotlib: pip install 'softshare[report]'")
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS):
+        yield
+
+
+def new_figure(width: float = 4.8, height: float = 3.4) -> Any:
+    """A figure without pyplot: nothing global, and no window."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tip(artist: Any, text: str) -> None:
+    """What to show where the pointer is on it."""
+    artist.set_gid(_TIP + text)
+
+
+def beside(axes: Any, x: float, y: float, text: str) -> None:
+    """At the end of a bar."""
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def epoch_tips(axes: Any, epochs: Array, texts: list[str]) -> None:
+    """An invisible strip for each epoch."""
+    half = np.diff(epochs).max() / 2 if len(epochs) > 1 else 0.5
+    for epoch, text in zip(epochs, texts, strict=True):
+        strip = axes.axvspan(epoch - half, epoch + half, color=FAINT, alpha=0.004, linewidth=0, zorder=9)
+        tip(strip, f"epoch {epoch:g}: {text}")
+
+
+def to_svg(figure: Any, salt: str) -> str:
+    """As matplotlib writes it; the salt keeps the ids of figures in one page apart."""
+    import matplotlib
+
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    return file.getvalue().decode()
+
+
+def for_file(svg: str) -> str:
+    """With native tooltips."""
+    return re.sub(rf'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", svg)
+
+
+def for_page(svg: str) -> str:
+    """Colours by the page's variables, tooltips by its script, as large as its place."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    for name in ("width", "height"):
+        svg = re.sub(rf'(<svg [^>]*?) {name}="[^"]*"', r"\1", svg, count=1)
+    svg = svg.replace(f'id="{_TIP}', 'data-tip="').replace(GROUND, "none")
+    return re.sub("|".join(VARIABLES), lambda found: f"var(--{VARIABLES[found[0]]})", svg)
+
+
+def to_png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def signed_image(
+    values: Array,  # (h, w)
+    largest: float,
+) -> Array:  # (h, w, 4)
+    """Blue above 0, orange below, the stronger the larger; NaN and 0 are clear, so that it lies on any ground."""
+    clear = np.nan_to_num(values)
+    image = np.zeros((*values.shape, 4))
+    image[..., :3] = np.where(clear[..., None] > 0, POSITIVE, NEGATIVE)
+    image[..., :3] /= 255
+    image[..., 3] = np.minimum(1, np.abs(clear) / (largest or 1))
+    return image
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    """The limits of an axis that shows what lies between."""
+    margin = 0.04 * (high - low) or 0.5
+    return float(low - margin), float(high + margin)
+
+
+def shorten(name: str, most: int = 28) -> str:
+    """The end of a name, which tells tensors apart."""
+    return name if len(name) <= most else "…" + name[1 - most :]

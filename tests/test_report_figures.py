@@ -1,0 +1,272 @@
+"""What each figure says, compared with the run itself."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Beta as TorchBeta
+from torch.distributions import Gamma as TorchGamma
+
+from report_runs import compress
+from softshare.codec import inspect, load
+from softshare.errors import ConfigError
+from softshare.evaluate import Result
+from softshare.report import masks
+from softshare.report.account import account_data
+from softshare.report.curves import curves_data, draw_curves
+from softshare.report.dynamics import dynamics_data, joined
+from softshare.report.figures import FIGURES, draw
+from softshare.report.film import film_data, film_for_page
+from softshare.report.filters import filters_data, tiled
+from softshare.report.hyperpriors import hyperpriors_data
+from softshare.report.masks import binned, masks_data
+from softshare.report.run import Run
+from softshare.report.sizes import bits_data, sizes_data
+from softshare.report.storage import storage_data
+from softshare.report.style import styled, to_png
+from softshare.report.weights import weights_data
+from softshare.runs import PRETRAINED, RETRAINED, load_checkpoint
+
+PAPER = ("--paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """By the defaults: a mixture for each layer."""
+    return Run.load(compress(tmp_path_factory.mktemp("layers")))
+
+
+@pytest.fixture(scope="module")
+def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The paper's: one mixture, 16 components, of which many merge."""
+    return Run.load(compress(tmp_path_factory.mktemp("paper"), *PAPER))
+
+
+@pytest.fixture(params=["layers", "one_for_all"])
+def run(request: pytest.FixtureRequest) -> Run:
+    value: Run = request.getfixturevalue(request.param)
+    return value
+
+
+def test_every_figure_is_drawn_for_one_mixture_and_for_many(run: Run) -> None:
+    for plot in FIGURES:
+        pictures = []
+        for figure in draw(run, plot):
+            with styled():
+                pictures.append(to_png(figure))
+        assert pictures, plot.name
+        assert all(p.startswith(b"\x89PNG") for p in pictures)
+
+
+def test_a_run_that_has_only_begun_shows_what_there_is(run: Run) -> None:
+    begun = dataclasses.replace(run, result=None, info=None, folder=Path("nowhere"))
+    there = {plot.name for plot in FIGURES if plot.data(begun)}
+    assert there == {"weights", "dynamics", "hyperpriors", "curves", "film"}
+
+
+def test_a_run_without_a_film_shows_the_rest(run: Run) -> None:
+    there = {plot.name for plot in FIGURES if plot.data(dataclasses.replace(run, frames=None))}
+    assert there == {"account", "sizes", "bits", "curves", "masks", "storage"}
+
+
+def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
+    run = Run.load(compress(tmp_path, "--names", "none", "--epochs", 1))
+    there = {plot.name: plot.data(run) for plot in FIGURES}
+    assert {name for name, data in there.items() if not data} == {"bits", "masks", "storage"}
+    (sizes,) = there["sizes"]
+    assert sum(n for _, _, n in sizes.bars) == (run.folder / "model.sws").stat().st_size
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected the folder of a run"):
+        Run.load(tmp_path)
+
+
+def test_weights_are_those_of_the_checkpoints(run: Run) -> None:
+    before, after = load_checkpoint(run.folder / PRETRAINED), load_checkpoint(run.folder / RETRAINED)
+    assert run.frames is not None
+    for data, names in zip(weights_data(run), run.frames.about["tensors"], strict=True):
+        for values, state, edges, counts in (
+            (data.before, before, data.edges_before, data.counts_before),
+            (data.after, after, data.edges_after, data.counts_after),
+        ):
+            truth = torch.cat([state[name].flatten() for name in names]).numpy()
+            assert data.n == len(truth)
+            np.testing.assert_allclose(values, truth, rtol=1e-3, atol=1e-7)  # kept in half precision
+            assert np.abs(counts - np.histogram(truth, edges)[0]).sum() <= 4
+        assert data.counts.sum() == data.n
+        assert (~data.is_zero).sum() == pytest.approx(data.counts[1:].sum(), abs=2)  # some lie on a border, rounded
+
+
+def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
+    values = {v for t in load(run.folder / "model.sws").values() for v in t.flatten().tolist()}
+    for data in dynamics_data(run):
+        used = data.merged[sorted(set(data.onto[data.counts[-1] > 0].tolist()))]
+        assert data.mean[:, 0].tolist() == [0.0] * 5
+        for value in used:
+            assert min(abs(value - v) for v in values) <= 1e-3 * max(
+                1e-3, abs(value)
+            )  # the codebook is in half precision
+
+
+def test_components_that_end_up_together_are_joined() -> None:
+    mean = np.array([[0, 1.0, 2.0, -1], [0, 1.2, 1.21, -1], [0, 1.0, 2.0, -1], [0, 1.5, 1.5, -1], [0, 1.4, 1.41, 0.01]])
+    zeros = np.zeros_like(mean)
+    assert joined(zeros, mean, zeros - 4, 0.01).tolist() == [-1, -1, 3, 4]  # together at 1, too, but then apart
+    assert joined(zeros[:1], mean[:1], zeros[:1] - 4, 0.01).tolist() == [-1] * 4
+    assert joined(zeros, mean, zeros - 4, 1e9).tolist() == [-1, 0, 0, 0]
+
+
+def test_merges_of_the_paper_are_seen(one_for_all: Run) -> None:
+    (data,) = dynamics_data(one_for_all)
+    assert data.name == "all weights"
+    assert data.mean.shape == (5, 17)
+    assert (data.joined >= 0).sum() == 17 - len(data.merged) > 0
+
+
+def test_hyperpriors_are_the_configured_ones(one_for_all: Run) -> None:
+    zero, free, beta = hyperpriors_data(one_for_all)
+    for data, alpha, rate in ((zero, 5000, 2), (free, 250, 0.1)):
+        truth = TorchGamma(torch.tensor(alpha).double(), torch.tensor(rate).double()).log_prob(torch.from_numpy(data.x))
+        np.testing.assert_allclose(data.curves[data.configured], (truth - truth.max()).exp(), atol=1e-6)
+        assert data.x[data.curves[data.configured].argmax()] == pytest.approx((alpha - 1) / rate, rel=0.01)
+    truth = TorchBeta(torch.tensor(90.0).double(), torch.tensor(2.0).double()).log_prob(torch.from_numpy(beta.x))
+    np.testing.assert_allclose(beta.curves[beta.configured], (truth - truth.max()).exp(), atol=1e-6)
+    for data in (zero, free, beta):  # the weaker is broader, the stronger narrower, at the same mode
+        widths = {label: (y > 0.5).sum() for label, y in data.curves.items()}
+        assert widths["twice as strong"] < widths[data.configured] < widths["half as strong"]
+
+
+def test_a_held_width_is_a_hyperprior_on_every_precision(layers: Run) -> None:
+    (data,) = hyperpriors_data(layers)
+    assert data.name == "Gamma: precision of every component"
+    assert data.x[data.curves[data.configured].argmax()] == pytest.approx(1, abs=1e-3)
+
+
+def test_filters_are_those_before_and_as_quantized(run: Run) -> None:
+    (data,) = filters_data(run)
+    before = load_checkpoint(run.folder / PRETRAINED)["conv.weight"].numpy()
+    assert data.name == "conv.weight"
+    assert data.before.shape == data.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
+    np.testing.assert_array_equal(data.before[:3, 4:], before[1, 0])
+    np.testing.assert_array_equal(data.before[4:, :3], before[2, 0])
+    assert np.isnan(data.before[3]).all()
+    values = set(load(run.folder / "model.sws")["conv.weight"].flatten().tolist())  # rounded to half precision
+    assert set(data.after.astype(np.float16)[~np.isnan(data.after)].tolist()) >= values  # units may be dropped later
+
+
+def test_tiles_have_lines_between_them() -> None:
+    images = np.arange(24.0).reshape(2, 3, 2, 2)
+    out = tiled(images)
+    assert out.shape == (5, 8)
+    assert out[3:, 6:].tolist() == [[20, 21], [22, 23]]
+    assert np.isnan(out).sum() == 40 - 24
+
+
+def test_bytes_are_those_of_the_file(run: Run) -> None:
+    (data,) = sizes_data(run)
+    assert sum(n for _, _, n in data.bars) == data.file_bytes == (run.folder / "model.sws").stat().st_size
+    info = {t.name: t for t in inspect(run.folder / "model.sws").tensors}
+    assert {name: n for name, _, n in data.bars if name in info} == {name: t.n_bytes for name, t in info.items()}
+    (bits,) = bits_data(run)
+    for name, n, density, per_weight in bits.points:
+        assert per_weight == 8 * info[name].n_bytes / n
+        assert density == pytest.approx(float((load(run.folder / "model.sws")[name] != 0).float().mean()))
+
+
+def test_many_tensors_are_summed_in_one_bar(run: Run) -> None:
+    assert run.info is not None
+    many = dataclasses.replace(run.info.tensors[0], n_bytes=10)
+    info = dataclasses.replace(run.info, tensors=(many,) * 100, file_bytes=1500)
+    (data,) = sizes_data(dataclasses.replace(run, info=info))
+    assert len(data.bars) == 25
+    assert data.bars[0][2] == 500
+    assert data.bars[-1] == ("77 others", "file", 770)
+
+
+def test_the_account_is_the_result(run: Run) -> None:
+    result = run.result
+    assert isinstance(result, Result)
+    (data,) = account_data(run)
+    rows = {label: (n, ratio) for label, n, ratio in data.rows}
+    assert rows["the file"] == (result.file_bytes, result.ratio)
+    assert rows["Han's format, the whole file"] == (result.han_bytes, result.han_ratio)
+    assert rows["complexity cost, by the mixtures"][0] == result.complexity_bytes
+    assert rows["error cost on the training set"] == (result.error_bits / 8, None)
+
+
+def test_curves_are_the_history(run: Run) -> None:
+    curves = {curve.title: curve for curve in curves_data(run)}
+    error = curves["Validation error"]
+    assert error.epochs.tolist() == [0, 1, 2, 3, 4]
+    assert error.lines[""].tolist() == [row["validation_error"] for row in run.history]
+    assert math.isnan(curves["Task loss"].lines[""][0])
+    assert curves["Complexity cost by the mixtures"].lines[""][-1] == run.history[-1]["complexity_bits"] / 8000
+    assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in run.history]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_densities_of_nothing_and_of_all_are_drawn(value: float) -> None:
+    columns = ("epoch", "validation_error", "task_loss", "prior_loss", "complexity_bits", "components_alive", "tau")
+    row = dict.fromkeys(columns, 0.0)
+    run = Run(Path(), (row | {"density/w": value},), None, None, None)
+    for curve in curves_data(run):
+        with styled():
+            assert to_png(draw_curves(curve)).startswith(b"\x89PNG")
+
+
+def test_masks_are_those_of_the_file(run: Run) -> None:
+    state = load(run.folder / "model.sws")
+    for data in masks_data(run):
+        truth = state[data.name].reshape(len(state[data.name]), -1) != 0
+        assert data.shape == tuple(truth.shape)
+        assert np.array_equal(data.density, truth.numpy())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (5, 7), (100, 33), (33, 100)])
+def test_a_large_mask_is_binned(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "MOST_CELLS", 6)
+    monkeypatch.setattr(masks, "_CHUNK", 50)
+    matrix = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3).float()
+    out = binned(matrix)
+    height, width = (math.ceil(n / 6) for n in shape)
+    truth = [[float(cell.mean()) for cell in rows.split(width, 1)] for rows in matrix.split(height)]
+    np.testing.assert_allclose(out, truth)
+    assert max(out.shape) <= 6
+
+
+def test_a_stored_row_is_read_back(run: Run) -> None:
+    (data,) = storage_data(run)
+    row = load(run.folder / "model.sws")[data.name][data.row].flatten().numpy()
+    assert data.name == "hidden.weight"
+    filled = data.values == 0
+    np.testing.assert_array_equal(row[data.columns], data.values)
+    places = np.flatnonzero(row)[: (~filled).sum()]
+    assert data.columns[~filled].tolist() == places.tolist()
+    assert data.relative.max() < 32
+
+
+def test_a_gap_too_long_is_filled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse = torch.zeros(2, 64)
+    sparse[0, 0], sparse[1, 40] = 0.5, -0.25
+    monkeypatch.setattr("softshare.report.storage.load", lambda *_, **__: {"hidden.weight": sparse})
+    (data,) = storage_data(run)
+    assert (data.row, data.columns.tolist(), data.relative.tolist()) == (1, [31, 40], [31, 8])
+    assert data.values.tolist() == [0, -0.25]
+
+
+def test_the_film_for_the_page_holds_the_sample(run: Run) -> None:
+    for data in film_data(run):
+        page = film_for_page(data)
+        low, high = page["limits"]
+        for frame, truth in zip(page["sample"], data.sample, strict=True):
+            steps = np.frombuffer(base64.b64decode(frame), "<u2")
+            np.testing.assert_allclose(low + steps / 32767 * (high - low), truth, atol=1e-3 * (high - low))
+        assert page["histograms"] == data.histograms.tolist()
+        assert len(page["epochs"]) == len(page["mean"]) == len(page["ends"]) == 5

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from report_runs import compress
+from softshare.errors import NotAvailableError
+from softshare.report.run import Run
+from softshare.report.tensorboard import TensorBoardLog
+
+
+def test_tensorboard_reads_the_history(tmp_path: Path) -> None:
+    run = Run.load(compress(tmp_path, "--tensorboard", tmp_path / "events"))
+    read = EventAccumulator(str(tmp_path / "events"))
+    read.Reload()
+    names = [name for name in run.history[0] if name != "epoch"]
+    assert sorted(read.Tags()["scalars"]) == sorted(names)
+    for name in names:
+        rows = [row for row in run.history if row[name] == row[name]]  # there is no task loss before the first step
+        events = read.Scalars(name)
+        assert [event.step for event in events] == [row["epoch"] for row in rows], name
+        assert [event.value for event in events] == pytest.approx([row[name] for row in rows], rel=1e-6), name
+    assert len(read.Scalars("task_loss")) == 4
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(NotAvailableError, match=r"softshare\[tensorboard\]"):
+        TensorBoardLog(tmp_path)
+    assert list(tmp_path.iterdir()) == []
