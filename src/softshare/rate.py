@@ -7,7 +7,8 @@ costs becomes 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +46,19 @@ class Curvature:
         ]
 
 
+class Zeroing:
+    """What is done after each epoch on quantized weights, and how strongly the prior pulls until then."""
+
+    tau_scale = 1.0
+
+    def __init__(self, zeroing: float) -> None:
+        self.zeroing = zeroing
+
+    def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
+        """`price` is what tau asks for a bit, in nats of mean loss; `progress` the share of the run that is done."""
+        zero_cheap_(prior, curvatures, self.zeroing * price)
+
+
 @torch.no_grad()
 def zero_cheap_(
     prior: MixturePrior,
@@ -52,14 +66,54 @@ def zero_cheap_(
     price: float,  # of a bit, in nats of mean loss
 ) -> None:
     """Set to 0 every weight whose value is not worth its bits."""
+    for w, cost, bits in _costs(prior, curvatures):
+        w.masked_fill_(cost < price * bits, 0.0)
+
+
+@torch.no_grad()
+def price_of(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float) -> float:
+    """The price at which zeroing saves about so many bits; infinite where all weights together do not."""
+    costs = [(cost[own > 0], own[own > 0]) for _, cost, own in _costs(prior, curvatures)]
+    return float(Prices(costs).saving(bits)) if costs else math.inf
+
+
+def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each tensor of weights, with what zeroing its weights costs and saves."""
     curvature = iter(curvatures)
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         for w in part.tensors:
             index, h = mixture.assign(w), next(curvature)
-            if not w.numel():
-                continue
-            cost = 0.5 * h * mixture.mean[index].view_as(w) ** 2
-            w.masked_fill_(cost < price * bits_saved(index.view_as(w), len(mixture)), 0.0)
+            if w.numel():
+                yield w, *cost_and_bits(index.view_as(w), mixture.mean, h)
+
+
+def cost_and_bits(
+    index: Tensor,  # the component of each weight
+    values: Tensor,  # (K,), of the components
+    curvature: Tensor,  # as `index`
+) -> tuple[Tensor, Tensor]:  # as `index`
+    """Of zeroing each weight: what it adds to the loss, and what it saves."""
+    return 0.5 * curvature * values[index] ** 2, bits_saved(index, len(values))
+
+
+class Prices:
+    """At which price weights are zeroed, cheapest first."""
+
+    def __init__(self, costs: Iterable[tuple[Tensor, Tensor]]) -> None:  # of the weights that can save bits, (n,) each
+        pairs = list(costs)
+        bits = torch.cat([own for _, own in pairs])
+        self._rising, order = torch.cat([cost / own for cost, own in pairs]).sort()
+        self._saved = bits[order].double().cumsum(0)
+
+    @property
+    def total(self) -> float:
+        """Bits that all weights save together."""
+        return float(self._saved[-1]) if len(self._saved) else 0.0
+
+    def saving(self, bits: float) -> float:
+        """The price at which these are saved, about; infinite where that is more than all save."""
+        n = int(torch.searchsorted(self._saved, bits)) + 1  # weights to zero
+        return float(self._rising[n]) if n < len(self._rising) else math.inf
 
 
 def bits_saved(
