@@ -46,15 +46,15 @@ class Budget:
     def _resolve(self, target: Target) -> MaxBytes | MaxError:
         """Nothing relative is left in it, and it is not known to be out of reach."""
         if isinstance(target, MaxErrorIncrease):
-            return MaxError(self._evaluate() + target.points)
+            return MaxError(self._evaluate() + target.max_error_increase)
         if isinstance(target, MaxBytes):
             now = self._quantized()
             empty = tuple(dataclasses.replace(t, indices=torch.zeros_like(t.indices)) for t in now.shared)
             least = self._size(dataclasses.replace(now, shared=empty))
-            if target.n_bytes < least:
+            if target.max_bytes < least:
                 raise ConfigError(
                     f"target: expected at least {least:,} bytes, which the file takes with every shared weight 0, got "
-                    f"{target.n_bytes:,}"
+                    f"{target.max_bytes:,}"
                 )
         return target
 
@@ -64,12 +64,12 @@ class Budget:
         cuts = Cuts(quantized, dict(zip(names, self.steering.curvatures, strict=True)))
         target = self.steering.target
         if isinstance(target, MaxBytes):
-            return trim_to_bytes(cuts, target.n_bytes, self._simplify, self._size)
-        return trim_to_error(cuts, target.percent, self._simplify, self._error)
+            return trim_to_bytes(cuts, target.max_bytes, self._simplify, self._size)
+        return trim_to_error(cuts, target.max_error, self._simplify, self._error)
 
     def outcome(self, trimmed: Trimmed) -> Outcome:
         target = self.steering.target
-        limit = target.n_bytes if isinstance(target, MaxBytes) else target.percent
+        limit = target.max_bytes if isinstance(target, MaxBytes) else target.max_error
         return Outcome(self.target, limit, trimmed.reached)
 
     def _simplify(self, quantized: QuantizedWeights) -> tuple[QuantizedWeights, list[str]]:

@@ -42,6 +42,7 @@ from softshare.runs import (
     output_folder,
     save_checkpoint,
 )
+from softshare.target import MaxBytes, MaxError, MaxErrorIncrease, Target
 from softshare.task import Task
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
@@ -85,6 +86,10 @@ SmoothingOption = Annotated[
         "wrn-16-4.",
     ),
 ]
+
+
+def _target_option(help: str) -> Any:
+    return typer.Option(rich_help_panel="Target", show_default=False, help=help)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,16 @@ def pretrain(
 def compress(
     task: Annotated[str, typer.Argument(help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task.")],
     overrides: dict[str, Any],
+    max_error: Annotated[
+        float | None,
+        _target_option("Steer the run to the smallest file of at most this error, in percent, on validation data."),
+    ] = None,
+    max_error_increase: Annotated[
+        float | None, _target_option("Likewise, of at most so many percentage points more than before.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, _target_option("Steer the run to the best network whose file has at most so many bytes.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
     weights: Annotated[
         Path | None,
@@ -187,8 +202,10 @@ def compress(
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
     Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
-    experiment starts from a few settings of its own, which result.json records; your task from the defaults.
+    experiment starts from a few settings of its own, which result.json records; your task from the defaults. A target
+    that is not met ends with exit status 1, and the nearest that was found is in the folder.
     """
+    target = _target(max_error, max_error_increase, max_bytes)
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
@@ -201,7 +218,20 @@ def compress(
     if from_scratch and config.retrain.distill:
         raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
     options = _TaskOptions(data, augment, label_smoothing, from_scratch)
-    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options)
+    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options, target)
+
+
+def _target(max_error: float | None, max_error_increase: float | None, max_bytes: int | None) -> Target | None:
+    given: list[Target] = []
+    if max_error is not None:
+        given.append(MaxError(max_error))
+    if max_error_increase is not None:
+        given.append(MaxErrorIncrease(max_error_increase))
+    if max_bytes is not None:
+        given.append(MaxBytes(max_bytes))
+    if len(given) > 1:
+        raise ConfigError(f"expected one target, got {len(given)}: {', '.join(map(repr, given))}; leave one in")
+    return given[0] if given else None
 
 
 @app.command()
@@ -384,6 +414,7 @@ def _run(
     overwrite: bool,
     device: str,
     options: _TaskOptions,
+    target: Target | None = None,
 ) -> None:
     start = time.perf_counter()
     seed = config.retrain.seed
@@ -401,7 +432,8 @@ def _run(
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         try:
-            compressed = compress_task(task, config, [ProgressBar("retrain"), CsvLog(unfinished / HISTORY)])
+            hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY)]
+            compressed = compress_task(task, config, hooks, target=target)
         except DivergedError as error:
             save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
@@ -418,6 +450,11 @@ def _run(
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    if compressed.outcome:
+        out.print(str(compressed.outcome), highlight=False)
+        if not compressed.outcome.met:
+            raise typer.Exit(1)
+        return
     soft = compressed.history[config.retrain.epochs].validation_error  # before the codebooks are trained
     if result.error_after > result.error_before + 1:
         was_soft = config.retrain.hard_from >= 1

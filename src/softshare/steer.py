@@ -23,11 +23,13 @@ from softshare.retrain import EpochRecord, Hook
 from softshare.target import MaxBytes, MaxError
 
 HOLD_FROM = 0.6  # share of the hard phase after which the size is held, so that the network settles at it
-SPARE = 1.005  # times the budget, so long as it is trained: what is over is cut from the finished network, exactly
+SPARE = 1.01  # times the budget, so long as it is trained: what is over is cut from the finished network, exactly
 PULL = 3.0  # of the logarithm of the size, over a hard phase that uses nothing of the error allowed
-SLACK = 1.0  # times the allowed increase, more at the start of the hard phase: the error falls as learning rates do
-MOST_GROWTH = 1.5  # of the non-zero weights, after an epoch
-ANEW = (0.25, 0.02)  # relative change of the size after which the simplified one is measured again, early and late
+SLACK = 0.5  # of the allowed error, more than that at the start of the hard phase: it falls as learning rates do
+MOST_GROWTH = 1.1  # of the non-zero weights, after an epoch: one of 1.5 was measured to cost the network its accuracy
+CAUTION = 0.85  # of the bits to be saved, by estimate: it is too low where much is zeroed at once
+ANEW = 0.1  # relative change of the size after which the simplified network is measured again, and
+ANEW_AFTER = 3  # the hard epochs after which it is anyway
 
 
 class Steering(Zeroing, Hook):
@@ -44,7 +46,7 @@ class Steering(Zeroing, Hook):
         super().__init__(config.zeroing)
         self.target, self.config, self.model, self.prior, self.size = target, config, model, prior, size
         self.curvatures: Sequence[Tensor] = ()
-        self._measured, self._ratio = 0, 1.0  # plain size at the last exact one, and what that was of it
+        self._measured, self._ratio, self._age = 0, 1.0, 0  # plain size at the last exact one, the exact one's share
         self._start: float | None = None  # size in the first hard epoch
         self._errors: list[float] = []  # before, and after each epoch
         self._hard = self._fits = False  # whether the last epoch was hard, and met a limit on the error
@@ -54,38 +56,44 @@ class Steering(Zeroing, Hook):
         self.curvatures, first = curvatures, not self._hard
         self._hard = True
         share = (progress - self.config.hard_from) / (1 - self.config.hard_from)  # of the hard phase
-        now = self._bytes(ANEW[share >= HOLD_FROM])
+        now = self._bytes()
         goal = self._goal(self.target, now, share, first)
         if now > goal:
-            zero_cheap_(prior, curvatures, price_of(prior, curvatures, 8 * (now - goal)))
-        elif share < HOLD_FROM:
+            zero_cheap_(prior, curvatures, price_of(prior, curvatures, CAUTION * 8 * (now - goal)))
+        elif isinstance(self.target, MaxBytes) and share < HOLD_FROM:
             grow_(prior, min(MOST_GROWTH, goal / now))
+        self._scale_tau(now, goal)
+
+    def _scale_tau(self, now: float, goal: float) -> None:
         self.tau_scale = min(1.0, self.tau_scale * now / goal)
 
-    def _bytes(self, anew: float) -> float:
+    def _bytes(self) -> float:
         plain = self.size(False)
-        if abs(plain - self._measured) > anew * self._measured:
-            self._measured, self._ratio = plain, self.size(True) / plain
+        if abs(plain - self._measured) > ANEW * self._measured or self._age >= ANEW_AFTER:
+            self._measured, self._ratio, self._age = plain, self.size(True) / plain, 0
+        self._age += 1
         return plain * self._ratio
 
     def _goal(self, target: MaxBytes | MaxError, now: float, share: float, first: bool) -> float:
         left = max(0.0, 1 - share / HOLD_FROM)
         if isinstance(target, MaxBytes):
-            budget = SPARE * target.n_bytes
+            budget = SPARE * target.max_bytes
             self._start = max(budget, self._start or now)
             return float(budget * (self._start / budget) ** (left**2))
         if first:  # no error of quantized weights is known yet
             return now
-        allowed = max(target.percent - self._errors[0], 0.1 * target.percent, 1e-6)
-        room = (target.percent + SLACK * left * allowed - self._errors[-1]) / allowed
+        allowed = max(target.max_error - self._errors[0], 0.1 * target.max_error, 1e-6)
+        room = ((1 + SLACK * left) * target.max_error - self._errors[-1]) / allowed
         epochs = self.config.epochs * (1 - self.config.hard_from)
         return now * math.exp(-PULL * min(1.0, max(-1.0, room)) / epochs)
 
     def on_epoch(self, record: EpochRecord) -> None:
         self._errors.append(record.validation_error)
+        if isinstance(self.target, MaxBytes) and not self._hard and record.epoch > 0:
+            self._scale_tau(self.size(False), SPARE * self.target.max_bytes)
         if not self._hard or isinstance(self.target, MaxBytes) or record.epoch > self.config.epochs:
             return
-        fits = self._fits = record.validation_error <= self.target.percent
+        fits = self._fits = record.validation_error <= self.target.max_error
         merit = (not fits, self.size(False) if fits else record.validation_error)
         if self._best is None or merit <= self._best[0]:
             state = copy.deepcopy((self.model.state_dict(), self.prior.state_dict()))

@@ -12,31 +12,31 @@ from softshare.errors import ConfigError
 class MaxBytes:
     """The best network whose file has at most so many bytes, everything in it counted."""
 
-    n_bytes: int
+    max_bytes: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n_bytes, int) or isinstance(self.n_bytes, bool) or self.n_bytes < 1:
-            raise ConfigError(f"MaxBytes: expected a whole number of at least 1, got {self.n_bytes!r}")
+        if not isinstance(self.max_bytes, int) or isinstance(self.max_bytes, bool) or self.max_bytes < 1:
+            raise ConfigError(f"MaxBytes: expected a whole number of at least 1, got {self.max_bytes!r}")
 
 
 @dataclass(frozen=True)
 class MaxError:
     """The smallest file whose network has an error of at most so many percent, by `Task.evaluate`."""
 
-    percent: float
+    max_error: float
 
     def __post_init__(self) -> None:
-        _require_percent("MaxError", self.percent)
+        _require_percent("MaxError", self.max_error)
 
 
 @dataclass(frozen=True)
 class MaxErrorIncrease:
     """Likewise, of at most so many percentage points more than the network had before."""
 
-    points: float
+    max_error_increase: float
 
     def __post_init__(self) -> None:
-        _require_percent("MaxErrorIncrease", self.points)
+        _require_percent("MaxErrorIncrease", self.max_error_increase)
 
 
 Target = MaxBytes | MaxError | MaxErrorIncrease
@@ -60,7 +60,7 @@ class Outcome:
         return self.reached <= self.limit
 
     def to_dict(self) -> dict[str, object]:
-        return {"target": repr(self.target), "limit": self.limit, "reached": self.reached, "met": self.met}
+        return {"limit": self.limit, "reached": self.reached, "met": self.met}
 
     def __str__(self) -> str:
         in_bytes = isinstance(self.target, MaxBytes)

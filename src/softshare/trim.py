@@ -66,6 +66,8 @@ def trim_to_bytes(
         return Trimmed(quantized, messages, size(quantized))
 
     best = whole = at(0.0)
+    if whole.reached <= limit:
+        return whole
     low, high = 0.0, cuts.total  # bits saved that are too few, and that are enough
     aim = (1 + NEAR) / 2 * limit
     bits = 8 * (whole.reached - aim)
