@@ -1,9 +1,9 @@
-"""Steering: while retraining goes on, tau, the zero mixing and the zeroing are led to where a target will be met.
+"""Steering: while a network is retrained, tau, the zero mixing and the zeroing are led to where a target will be met.
 
-After each hard epoch the file is measured, and the next size to be had follows from the target: for `MaxBytes` from a
-path that ends at the budget well before the run does, for `MaxError` from how much of the allowed error is left. A
-file that is larger has its cheapest weights zeroed; where it is smaller, tau falls and more weights leave the zero
-component. The validation error is the only one that is looked at.
+For `MaxBytes` the file is measured after each hard epoch and held to a path that ends at the budget well before the run
+does: what is too much is zeroed, cheapest weights first. For `MaxError` the price at which weights are zeroed rises so
+long as the validation error leaves room, and falls where it does not. Where the network should be larger than it is,
+tau falls and the zero component gives weights away.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from softshare.rate import Zeroing, price_of, zero_cheap_
 from softshare.retrain import EpochRecord, Hook
 from softshare.target import MaxBytes, MaxError
 
-HOLD_FROM = 0.6  # share of the hard phase after which the size is held, so that the network settles at it
-SPARE = 1.01  # times the budget, so long as it is trained: what is over is cut from the finished network, exactly
-PULL = 3.0  # of the logarithm of the size, over a hard phase that uses nothing of the error allowed
-SLACK = 0.5  # of the allowed error, more than that at the start of the hard phase: it falls as learning rates do
-MOST_GROWTH = 1.1  # of the non-zero weights, after an epoch: one of 1.5 was measured to cost the network its accuracy
-CAUTION = 0.85  # of the bits to be saved, by estimate: it is too low where much is zeroed at once
-ANEW = 0.1  # relative change of the size after which the simplified network is measured again, and
-ANEW_AFTER = 3  # the hard epochs after which it is anyway
+HOLD_FROM = 0.6  # share of the hard phase after which the network is to settle: its size is held, it does not grow
+SPARE = 1.01  # times the budget while training goes on: what is over is cut from the finished network, exactly
+CAUTION = 0.85  # of the bits to be saved, by an estimate that is too low where much is zeroed at once
+MOST_GROWTH, MOST_CUT = 1.1, 0.25  # of the weights, and of the bytes, after an epoch: it has to make up for them
+PRICE_PULL, SIZE_PULL = 8.0, 3.0  # on the logarithms, over a whole hard phase in which all of the room is left, or none
+SLACK = 0.3  # of the allowed error, more than that at the start of the hard phase: it falls as the learning rates do
+SAFE = 0.2  # of the allowed increase, kept while training goes on: errors scatter, and what is left over can be trimmed
+ANEW, ANEW_AFTER = 0.1, 3  # change of the size, and hard epochs, after which the simplified network is measured again
 
 
 class Steering(Zeroing, Hook):
-    """Of one run. `size(exact)` is that of the file as it would be now, simplified where it shall be exact."""
+    """Of one run. `size(exact)` is that of the file as it would be now, of the simplified network where it is exact."""
 
     def __init__(
         self,
@@ -45,27 +45,34 @@ class Steering(Zeroing, Hook):
     ) -> None:
         super().__init__(config.zeroing)
         self.target, self.config, self.model, self.prior, self.size = target, config, model, prior, size
-        self.curvatures: Sequence[Tensor] = ()
-        self._measured, self._ratio, self._age = 0, 1.0, 0  # plain size at the last exact one, the exact one's share
-        self._start: float | None = None  # size in the first hard epoch
-        self._errors: list[float] = []  # before, and after each epoch
-        self._hard = self._fits = False  # whether the last epoch was hard, and met a limit on the error
-        self._best: tuple[tuple[bool, float], int, Any] | None = None  # its merit, its epoch, the state
+        self.curvatures: Sequence[Tensor] = ()  # as they were last
+        self._start = 0.0  # bytes at the first hard epoch
+        self._growth = 1.0  # wanted for the next epoch
+        self._measured, self._ratio, self._age = 0, 1.0, 0  # bytes at the last exact size, its share of them
+        self._error_before = 0.0
+        self._fits = False  # whether the last epoch met a limit on the error
+        self._best: tuple[tuple[bool, float], int, Any] | None = None  # merit (less is better), epoch, state
 
     def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
-        self.curvatures, first = curvatures, not self._hard
-        self._hard = True
-        share = (progress - self.config.hard_from) / (1 - self.config.hard_from)  # of the hard phase
-        now = self._bytes()
-        goal = self._goal(self.target, now, share, first)
-        if now > goal:
-            zero_cheap_(prior, curvatures, price_of(prior, curvatures, CAUTION * 8 * (now - goal)))
-        elif isinstance(self.target, MaxBytes) and share < HOLD_FROM:
-            grow_(prior, min(MOST_GROWTH, goal / now))
-        self._scale_tau(now, goal)
+        self.curvatures = curvatures
+        if isinstance(self.target, MaxBytes):
+            now, budget = self._bytes(), SPARE * self.target.max_bytes
+            self._start = self._start or max(now, budget)
+            goal = budget * (self._start / budget) ** (self._unsettled(progress) ** 2)
+            self._growth = goal / now
+            if now > goal:
+                zero_cheap_(prior, curvatures, self._price_of_bytes(now - goal))
+        else:
+            most = self._price_of_bytes(MOST_CUT * self.size(False))
+            zero_cheap_(prior, curvatures, min(most, self.zeroing * price))
 
-    def _scale_tau(self, now: float, goal: float) -> None:
-        self.tau_scale = min(1.0, self.tau_scale * now / goal)
+    def _price_of_bytes(self, n_bytes: float) -> float:
+        return price_of(self.prior, self.curvatures, CAUTION * 8 * n_bytes)
+
+    def _unsettled(self, progress: float) -> float:
+        """From 1 at the start of the hard phase to 0 where it is to settle."""
+        share = (progress - self.config.hard_from) / (1 - self.config.hard_from)
+        return max(0.0, 1 - share / HOLD_FROM)
 
     def _bytes(self) -> float:
         plain = self.size(False)
@@ -74,27 +81,28 @@ class Steering(Zeroing, Hook):
         self._age += 1
         return plain * self._ratio
 
-    def _goal(self, target: MaxBytes | MaxError, now: float, share: float, first: bool) -> float:
-        left = max(0.0, 1 - share / HOLD_FROM)
-        if isinstance(target, MaxBytes):
-            budget = SPARE * target.max_bytes
-            self._start = max(budget, self._start or now)
-            return float(budget * (self._start / budget) ** (left**2))
-        if first:  # no error of quantized weights is known yet
-            return now
-        allowed = max(target.max_error - self._errors[0], 0.1 * target.max_error, 1e-6)
-        room = ((1 + SLACK * left) * target.max_error - self._errors[-1]) / allowed
-        epochs = self.config.epochs * (1 - self.config.hard_from)
-        return now * math.exp(-PULL * min(1.0, max(-1.0, room)) / epochs)
-
     def on_epoch(self, record: EpochRecord) -> None:
-        self._errors.append(record.validation_error)
-        if isinstance(self.target, MaxBytes) and not self._hard and record.epoch > 0:
-            self._scale_tau(self.size(False), SPARE * self.target.max_bytes)
-        if not self._hard or isinstance(self.target, MaxBytes) or record.epoch > self.config.epochs:
-            return
-        fits = self._fits = record.validation_error <= self.target.max_error
-        merit = (not fits, self.size(False) if fits else record.validation_error)
+        """The error is that of the network before it grows: what comes in is in place only after an epoch more."""
+        if record.epoch == 0:
+            self._error_before = record.validation_error
+        elif record.epoch <= self.config.epochs and (self.curvatures or isinstance(self.target, MaxBytes)):
+            unsettled = self._unsettled(record.epoch / self.config.epochs)
+            if isinstance(self.target, MaxError):
+                self._judge(self.target.max_error, record, unsettled)
+            elif not self.curvatures:  # soft yet: there is nothing to do but to let tau fall
+                self._growth = SPARE * self.target.max_bytes / self.size(False)
+            self.tau_scale = min(1.0, self.tau_scale / self._growth)
+            if self.curvatures and unsettled and self._growth > 1:
+                grow_(self.prior, min(MOST_GROWTH, self._growth))
+
+    def _judge(self, limit: float, record: EpochRecord, unsettled: float) -> None:
+        error, epochs = record.validation_error, self.config.epochs * (1 - self.config.hard_from)
+        allowed = max(limit - self._error_before, 0.1 * limit, 1e-6)
+        room = min(1.0, max(-1.0, ((1 + SLACK * unsettled) * limit - error) / allowed - SAFE))
+        self.zeroing *= math.exp(PRICE_PULL * room / epochs)
+        self._growth = math.exp(-SIZE_PULL * room / epochs)
+        self._fits = error <= limit
+        merit = (not self._fits, self.size(False) if self._fits else error)
         if self._best is None or merit <= self._best[0]:
             state = copy.deepcopy((self.model.state_dict(), self.prior.state_dict()))
             self._best = merit, record.epoch, state
@@ -106,15 +114,14 @@ class Steering(Zeroing, Hook):
         _, epoch, (model, prior) = self._best
         self.model.load_state_dict(model)
         self.prior.load_state_dict(prior)
-        return [f"target: the last network had an error above the limit; taken is that of epoch {epoch}"]
+        return [f"target: the last network was above the limit; the best is that of epoch {epoch}, and is taken"]
 
 
 @torch.no_grad()
 def grow_(prior: MixturePrior, factor: float) -> None:
-    """Lower the zero component's mixing until there are so many times as many non-zero weights, if it can be done."""
-    wanted = factor * _n_nonzero(prior)
-    logit = prior.zero_logit.clone()
-    low, high = 0.0, max(0.0, float(logit.max()))  # of what is taken off it; at a logit of 0 half of the mixing is left
+    """Lower the zero component's mixing until there are so many times as many weights, or half of it is left."""
+    wanted, logit = factor * _n_nonzero(prior), prior.zero_logit.clone()
+    low, high = 0.0, max(0.0, float(logit.max()))  # what is taken off the logit: too little, and enough
     for _ in range(12):
         middle = (low + high) / 2
         prior.zero_logit.copy_(logit - middle)
