@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from softshare.errors import ConfigError
 from softshare.zoo.datasets import Batches, load_mnist
 from softshare.zoo.experiments import error_percent, make_task, pretrain_
 
+# tau is relative to the number of examples, which are few here
 CONFIG = ss.CompressConfig().override(epochs=10, tau=0.003, zero_mixing=0.9)
+LENET = ss.CompressConfig().override(epochs=5, tau=0.002)
 
 
 def no_test(model: nn.Module) -> float:
@@ -55,10 +58,10 @@ def users_task() -> ss.Task:
 @functools.cache
 def lenet_task(name: str) -> ss.Task:
     """One of the paper's networks on a few thousand images, trained for a moment."""
-    train, validation = (split[torch.arange(n)] for split, n in zip(load_mnist(), (3000, 1000), strict=False))
+    train, validation = (split[torch.arange(n)] for split, n in zip(load_mnist(), (2000, 1000), strict=False))
     task = dataclasses.replace(
         make_task(name),
-        train=Batches(train, 100),
+        train=Batches(train, 50),
         evaluate=lambda model: error_percent(model, validation),
         n_examples=len(train),
         test=no_test,
@@ -79,3 +82,143 @@ def error_of(task: ss.Task, compressed: ss.Compressed, folder: Path) -> float:
 def error_before(task: ss.Task) -> float:
     with torch.no_grad():
         return float(task.evaluate(copy.deepcopy(task.model).eval()))
+
+
+# On a user's task
+
+
+@pytest.mark.parametrize("n_bytes", [700, 1000, 1500])
+def test_max_bytes_on_a_users_task(n_bytes: int, tmp_path: Path) -> None:
+    task = users_task()
+    before = copy.deepcopy(task.model.state_dict())
+    compressed = ss.compress(task, CONFIG, target=ss.MaxBytes(n_bytes))
+    assert 0.98 * n_bytes <= compressed.save(tmp_path / "model.sws") <= n_bytes
+    assert compressed.outcome == ss.Outcome(ss.MaxBytes(n_bytes), n_bytes, len(compressed.to_bytes()))
+    assert compressed.outcome.met
+    assert error_of(task, compressed, tmp_path) <= error_before(task) + 1
+    assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())  # worked on a copy
+
+
+def test_max_error_on_a_users_task(tmp_path: Path) -> None:
+    task, limits = users_task(), (3.0, 6.0)
+    sizes = []
+    for limit in limits:
+        compressed = ss.compress(task, CONFIG, target=ss.MaxError(limit))
+        assert compressed.outcome is not None
+        assert compressed.outcome.met
+        assert compressed.outcome.reached == error_of(task, compressed, tmp_path) <= limit
+        sizes.append(len(compressed.to_bytes()))
+    assert sizes[1] < sizes[0]  # more error, less bytes
+
+
+def test_max_error_increase_is_relative_to_the_error_before() -> None:
+    task = users_task()
+    relative = ss.compress(task, CONFIG, target=ss.MaxErrorIncrease(0.5))
+    absolute = ss.compress(task, CONFIG, target=ss.MaxError(error_before(task) + 0.5))
+    assert relative.outcome is not None
+    assert relative.outcome.met
+    assert relative.outcome.limit == error_before(task) + 0.5
+    assert relative.to_bytes() == absolute.to_bytes()  # and the same seed gives the same file
+
+
+def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
+    task = users_task()
+    compressed = ss.compress(task, CONFIG.override(epochs=3), target=ss.MaxBytes(50_000))
+    assert compressed.outcome is not None
+    assert compressed.outcome.met
+    assert len(compressed.to_bytes()) > len(ss.compress(task, CONFIG.override(epochs=3)).to_bytes())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"codebook_epochs": 2},
+        {"codec": "han", "names": "none"},
+        {"symmetries": False, "mixtures": "global", "components": 8},
+        {"mixing_prior": ss.Beta(90, 10)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_max_bytes_counts_what_the_file_is_written_with(changes: dict[str, Any]) -> None:
+    config = CONFIG.override(epochs=6, **changes)
+    compressed = ss.compress(users_task(), config, target=ss.MaxBytes(1100))
+    assert 0.98 * 1100 <= len(compressed.to_bytes()) <= 1100
+
+
+def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> None:
+    task = users_task()
+    compressed = ss.compress(task, CONFIG, target=ss.MaxError(0.0))
+    assert compressed.outcome is not None
+    assert not compressed.outcome.met
+    assert compressed.outcome.reached == error_of(task, compressed, tmp_path)
+    assert compressed.outcome.reached <= min(r.validation_error for r in compressed.history if r.epoch > 2)  # hard
+    assert str(compressed.outcome).startswith("target not met: at most 0% validation error allowed, the nearest ")
+
+
+def test_a_target_that_training_never_came_to_steer_is_reported_too() -> None:
+    config = CONFIG.override(epochs=1, hard_from=0.99)
+    compressed = ss.compress(users_task(), config, target=ss.MaxBytes(600))
+    assert compressed.outcome is not None
+    assert not compressed.outcome.met
+    assert compressed.outcome.reached == len(compressed.to_bytes()) > 600
+
+
+# On the paper's networks
+
+
+@pytest.mark.parametrize(("name", "n_bytes"), [("lenet-300-100", 8000), ("lenet-5-caffe", 9000)])
+def test_max_bytes_on_the_lenets(name: str, n_bytes: int, tmp_path: Path) -> None:
+    compressed = ss.compress(lenet_task(name), LENET, target=ss.MaxBytes(n_bytes))
+    assert 0.98 * n_bytes <= compressed.save(tmp_path / "model.sws") <= n_bytes
+
+
+@pytest.mark.parametrize("target", [ss.MaxError(18.0), ss.MaxErrorIncrease(8.0)], ids=repr)
+@pytest.mark.parametrize("name", ["lenet-300-100", "lenet-5-caffe"])
+def test_max_error_on_the_lenets(name: str, target: ss.MaxError | ss.MaxErrorIncrease, tmp_path: Path) -> None:
+    task = lenet_task(name)
+    compressed = ss.compress(task, LENET, target=target)
+    assert compressed.outcome is not None
+    assert compressed.outcome.met
+    limit = target.max_error if isinstance(target, ss.MaxError) else error_before(task) + target.max_error_increase
+    assert error_of(task, compressed, tmp_path) <= limit
+
+
+# What is refused, and what is recorded
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        *((ss.MaxBytes, value) for value in (0, 1e4, True)),
+        *((ss.MaxError, value) for value in (-0.1, math.nan, "2")),
+        *((ss.MaxErrorIncrease, value) for value in (math.inf, False)),
+    ],
+)
+def test_bad_targets(make: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{make.__name__}: expected .*, got {value!r}"):
+        make(value)
+
+
+def test_targets_that_no_run_can_meet_cost_only_a_message() -> None:
+    task = users_task()
+    with pytest.raises(
+        ConfigError, match=r"at least \d+ bytes, which the file takes with every shared weight 0, got 9"
+    ):
+        ss.compress(task, CONFIG, target=ss.MaxBytes(9))
+    for changes in ({"hard_from": 1.0}, {"zeroing": 0.0}):
+        with pytest.raises(ConfigError, match="expected hard_from below 1 and zeroing above 0"):
+            ss.compress(task, CONFIG.override(**changes), target=ss.MaxError(2))
+    with pytest.raises(ConfigError, match="expected MaxBytes, MaxError or MaxErrorIncrease, got 2"):
+        ss.compress(task, CONFIG, target=2)  # type: ignore[arg-type]
+
+
+def test_the_result_records_the_target(tmp_path: Path) -> None:
+    task, config = dataclasses.replace(users_task(), test=None), CONFIG.override(epochs=2)
+    result = ss.measure(task, ss.compress(task, config, target=ss.MaxBytes(1200)), config)
+    assert result.config["target"] == {"max_bytes": 1200}
+    assert result.outcome == {"limit": 1200, "reached": result.file_bytes, "met": True}
+    result.save(tmp_path / "result.json")
+    assert ss.Result.load(tmp_path / "result.json") == result
+    plain = ss.measure(task, ss.compress(task, config), config)
+    assert plain.outcome is None
+    assert "target" not in plain.config

@@ -60,8 +60,10 @@ class Budget:
 
     def trim(self, quantized: QuantizedWeights) -> Trimmed:
         """The finished network, its cheapest weights zeroed as far as the target asks or allows."""
-        names = (s.name for s in self.prior.view.shared)
-        cuts = Cuts(quantized, dict(zip(names, self.steering.curvatures, strict=True)))
+        shared = self.prior.view.shared
+        unknown = [torch.full_like(s.tensor, torch.inf) for s in shared]  # no step was hard: nothing can be cut
+        curvatures = zip((s.name for s in shared), self.steering.curvatures or unknown, strict=True)
+        cuts = Cuts(quantized, dict(curvatures))
         target = self.steering.target
         if isinstance(target, MaxBytes):
             return trim_to_bytes(cuts, target.max_bytes, self._simplify, self._size)

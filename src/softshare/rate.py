@@ -101,9 +101,9 @@ class Prices:
 
     def __init__(self, costs: Iterable[tuple[Tensor, Tensor]]) -> None:  # of the weights that can save bits, (n,) each
         pairs = list(costs)
-        bits = torch.cat([own for _, own in pairs])
-        self._rising, order = torch.cat([cost / own for cost, own in pairs]).sort()
-        self._saved = bits[order].double().cumsum(0)
+        bits, prices = torch.cat([own for _, own in pairs]), torch.cat([cost / own for cost, own in pairs])
+        self._rising, order = prices[prices < math.inf].sort()
+        self._saved = bits[prices < math.inf][order].double().cumsum(0)
 
     @property
     def total(self) -> float:
