@@ -362,7 +362,7 @@ def test_the_error_before_quantizing_is_not_that_after_training_the_codebooks(
 @pytest.mark.parametrize(
     ("option", "value", "status", "text"),
     [
-        ("--max-bytes", 450, 0, "target met: "),
+        ("--max-bytes", 215, 0, "target met: "),
         ("--max-error", 100, 0, "target met: "),
         ("--max-error-increase", 100.0, 0, "target met: "),
         ("--max-error", 0.0, 1, "target not met: at most 0% validation error allowed, the nearest that was found has "),
@@ -380,7 +380,7 @@ def test_a_target_is_met_or_said_not_to_be(
     assert result["outcome"]["met"] == (status == 0)
     assert result["file_bytes"] == (tmp_path / "run" / "model.sws").stat().st_size
     if option == "--max-bytes":
-        assert 0.98 * value <= result["outcome"]["reached"] == result["file_bytes"] <= value
+        assert 0.9 * value <= result["outcome"]["reached"] == result["file_bytes"] <= value
 
 
 def test_targets_that_are_refused(tmp_path: Path, refused: Refusals) -> None:

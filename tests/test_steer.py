@@ -17,6 +17,9 @@ from softshare.target import MaxBytes, MaxError
 def make_prior(seed: int = 0) -> tuple[nn.Module, ss.MixturePrior]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 10))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
     return model, ss.MixturePrior(model, ss.PriorConfig(zero_mixing=0.999))
 
 
@@ -45,6 +48,7 @@ def hard_epoch(steering: Steering, prior: ss.MixturePrior, epoch: int, error: fl
 def test_growth_is_by_the_factor_and_changes_no_weight(factor: float) -> None:
     model, prior = make_prior()
     before, n = copy.deepcopy(model.state_dict()), n_nonzero(prior)
+    assert n > 100
     grow_(prior, factor)
     assert n_nonzero(prior) == pytest.approx(factor * n, rel=0.02)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())

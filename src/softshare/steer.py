@@ -62,7 +62,7 @@ class Steering(Zeroing, Hook):
             self._growth = goal / now
             if now > goal:
                 zero_cheap_(prior, curvatures, self._price_of_bytes(now - goal))
-        else:
+        elif progress < 1:  # after the last epoch it is the trimming's, by measured errors
             most = self._price_of_bytes(MOST_CUT * self.size(False))
             zero_cheap_(prior, curvatures, min(most, self.zeroing * price))
 
