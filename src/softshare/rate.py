@@ -8,7 +8,7 @@ costs becomes 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -71,10 +71,12 @@ def zero_cheap_(
 
 
 @torch.no_grad()
-def price_of(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float) -> float:
-    """The price at which zeroing saves about so many bits; infinite where all weights together do not."""
-    costs = [(cost[own > 0], own[own > 0]) for _, cost, own in _costs(prior, curvatures)]
-    return float(Prices(costs).saving(bits)) if costs else math.inf
+def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float, price: float = math.inf) -> None:
+    """Set to 0 the weights that cost least for their bits, until about so many are saved; none that costs the price."""
+    found = list(_costs(prior, curvatures))
+    masks = Cheapest([(cost, own) for _, cost, own in found]).saving(bits, price)
+    for (w, _, _), mask in zip(found, masks, strict=True):
+        w.masked_fill_(mask.view_as(w), 0.0)
 
 
 def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -96,24 +98,30 @@ def cost_and_bits(
     return 0.5 * curvature * values[index] ** 2, bits_saved(index, len(values))
 
 
-class Prices:
-    """At which price weights are zeroed, cheapest first."""
+class Cheapest:
+    """Weights in the order of what zeroing them costs for each bit that it saves."""
 
-    def __init__(self, costs: Iterable[tuple[Tensor, Tensor]]) -> None:  # of the weights that can save bits, (n,) each
-        pairs = list(costs)
-        bits, prices = torch.cat([own for _, own in pairs]), torch.cat([cost / own for cost, own in pairs])
-        self._rising, order = prices[prices < math.inf].sort()
-        self._saved = bits[prices < math.inf][order].double().cumsum(0)
+    def __init__(self, costs: Sequence[tuple[Tensor, Tensor]]) -> None:  # costs and bits of each tensor
+        self._sizes = [cost.numel() for cost, _ in costs]
+        cost = torch.cat([cost.flatten() for cost, _ in costs])
+        bits = torch.cat([own.flatten() for _, own in costs])
+        places = ((bits > 0) & (cost < math.inf)).nonzero()[:, 0]
+        self._prices, order = (cost[places] / bits[places]).sort(stable=True)
+        self._places = places[order]
+        self._saved = bits[self._places].double().cumsum(0)
 
     @property
     def total(self) -> float:
-        """Bits that all weights save together."""
+        """Bits that all save together."""
         return float(self._saved[-1]) if len(self._saved) else 0.0
 
-    def saving(self, bits: float) -> float:
-        """The price at which these are saved, about; infinite where that is more than all save."""
-        n = int(torch.searchsorted(self._saved, bits)) + 1  # weights to zero
-        return float(self._rising[n]) if n < len(self._rising) else math.inf
+    def saving(self, bits: float, price: float = math.inf) -> tuple[Tensor, ...]:  # bool, flat, of each tensor
+        """The first that save so many bits together, and cost less than the price each."""
+        n = min(int(torch.searchsorted(self._saved, bits)) + 1, int(torch.searchsorted(self._prices, price)))
+        mask = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._places.device)
+        mask[self._places[:n]] = True
+        masks: tuple[Tensor, ...] = mask.split(self._sizes)
+        return masks
 
 
 def bits_saved(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
 from softshare.prior import MixturePrior
-from softshare.rate import Zeroing, price_of, zero_cheap_
+from softshare.rate import Zeroing, zero_cheapest_
 from softshare.retrain import EpochRecord, Hook
 from softshare.target import MaxBytes, MaxError
 
@@ -61,13 +61,9 @@ class Steering(Zeroing, Hook):
             goal = budget * (self._start / budget) ** (self._unsettled(progress) ** 2)
             self._growth = goal / now
             if now > goal:
-                zero_cheap_(prior, curvatures, self._price_of_bytes(now - goal))
+                zero_cheapest_(prior, curvatures, CAUTION * 8 * (now - goal))
         elif progress < 1:  # after the last epoch it is the trimming's, by measured errors
-            most = self._price_of_bytes(MOST_CUT * self.size(False))
-            zero_cheap_(prior, curvatures, min(most, self.zeroing * price))
-
-    def _price_of_bytes(self, n_bytes: float) -> float:
-        return price_of(self.prior, self.curvatures, CAUTION * 8 * n_bytes)
+            zero_cheapest_(prior, curvatures, CAUTION * 8 * MOST_CUT * self.size(False), self.zeroing * price)
 
     def _unsettled(self, progress: float) -> float:
         """From 1 at the start of the hard phase to 0 where it is to settle."""

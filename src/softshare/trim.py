@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from softshare.quantize import QuantizedWeights
-from softshare.rate import Prices, cost_and_bits
+from softshare.rate import Cheapest, cost_and_bits
 
 NEAR = 0.99  # of a budget in bytes: near enough
 MOST_TRIES = 16
@@ -35,24 +35,24 @@ class Cuts:
 
     def __init__(self, quantized: QuantizedWeights, curvatures: Mapping[str, Tensor]) -> None:
         self.quantized = quantized
-        self._pairs = {
-            t.name: cost_and_bits(t.indices.long().reshape(t.shape), t.codebook, curvatures[t.name].cpu())
-            for t in quantized.shared
-            if t.indices.numel()
-        }
-        self._prices = Prices((cost[bits > 0], bits[bits > 0]) for cost, bits in self._pairs.values())
-        self.total = self._prices.total
+        self._cheapest = Cheapest(
+            [
+                cost_and_bits(t.indices.long().reshape(t.shape), t.codebook, curvatures[t.name].cpu())
+                for t in quantized.shared
+                if t.indices.numel()
+            ]
+        )
+        self.total = self._cheapest.total
 
     def saving(self, bits: float) -> QuantizedWeights:
         """So many bits are saved, by estimate."""
         if bits <= 0:
             return self.quantized
-        price, shared = self._prices.saving(bits), []
-        for t in self.quantized.shared:
-            if t.name in self._pairs:
-                cost, own = self._pairs[t.name]
-                t = dataclasses.replace(t, indices=t.indices.masked_fill((cost < price * own).flatten(), 0))
-            shared.append(t)
+        masks = iter(self._cheapest.saving(bits))
+        shared = (
+            dataclasses.replace(t, indices=t.indices.masked_fill(next(masks), 0)) if t.indices.numel() else t
+            for t in self.quantized.shared
+        )
         return dataclasses.replace(self.quantized, shared=tuple(shared))
 
 
