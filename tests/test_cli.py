@@ -371,6 +371,38 @@ def test_the_error_before_quantizing_is_not_that_after_training_the_codebooks(
     assert rows == [("0", 4.0), ("1", 4.0), ("2", 4.0), ("2", 7.0), ("3", 7.0)]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "status", "text"),
+    [
+        ("--max-bytes", 215, 0, "target met: "),
+        ("--max-error", 100, 0, "target met: "),
+        ("--max-error-increase", 100.0, 0, "target met: "),
+        ("--max-error", 0.0, 1, "target not met: at most 0% validation error allowed, the nearest that was found has "),
+    ],
+)
+def test_a_target_is_met_or_said_not_to_be(
+    option: str, value: float, status: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--epochs", 3, "--zero-mixing", 0.5, option, value, "--out", tmp_path / "run")
+    assert run("compress", write_task(tmp_path), *args) == status
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert sorted(contents(tmp_path / "run")) == RUN_FILES  # the nearest is there
+    result = result_of(tmp_path / "run")
+    assert result["config"]["target"] == {option[2:].replace("-", "_"): value}
+    assert result["outcome"]["met"] == (status == 0)
+    assert result["file_bytes"] == (tmp_path / "run" / "model.sws").stat().st_size
+    if option == "--max-bytes":
+        assert 0.9 * value <= result["outcome"]["reached"] == result["file_bytes"] <= value
+
+
+def test_targets_that_are_refused(tmp_path: Path, refused: Refusals) -> None:
+    spec, folder = write_task(tmp_path), tmp_path / "run"
+    refused("compress", spec, "--max-error", 2, "--max-bytes", 900, "--out", folder, naming="expected one target")
+    refused("compress", spec, "--max-bytes", 3, "--out", folder, naming="expected at least")
+    refused("compress", spec, "--max-error", -1, "--out", folder, naming="MaxError: expected")
+    refused("compress", spec, "--paper", "--max-error", 2, "--out", folder, naming="expected hard_from below 1")
+
+
 def test_the_default_folder_carries_the_files_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.pytorch").mkdir()
     spec = write_task(tmp_path / "my.pytorch")

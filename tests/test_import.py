@@ -16,7 +16,7 @@ SRC = Path(softshare.__file__).parent
 # The route, upstream first. A module may import from those before it and from its own line.
 ROUTE = [
     ["compiled", "errors"],
-    ["files", "hyperpriors"],
+    ["files", "hyperpriors", "target"],
     ["config"],
     ["task", "weights"],
     ["distill"],
@@ -30,9 +30,9 @@ ROUTE = [
     ["hard", "rate"],
     ["step"],
     ["retrain"],
-    ["merge", "phases"],
+    ["merge", "phases", "steer"],
     ["chains", "quantize"],
-    ["codebook"],
+    ["codebook", "trim"],
     [
         "codec",
         *(
@@ -59,6 +59,7 @@ ROUTE = [
         ),
     ],
     ["symmetries"],
+    ["budget"],
     ["shrink", "structured"],
     ["route"],
     ["evaluate"],

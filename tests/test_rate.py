@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import softshare as ss
 from softshare import rate
-from softshare import retrain as retrain_module
 from softshare.hard import quantized
-from softshare.rate import bits_saved, zero_cheap_
+from softshare.rate import bits_saved, zero_cheap_, zero_cheapest_
 from softshare.retrain import retrain_
 from softshare.step import Step
 from softshare.task import Task
@@ -105,6 +104,37 @@ def test_zeroed_are_exactly_those_not_worth_their_bits(mixtures: str) -> None:
     for w, truth in zip(prior.view.tensors, expected, strict=True):
         assert torch.equal(w.detach(), truth)
     assert all(w.requires_grad and w.grad is None for w in prior.view.tensors)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+def test_so_many_bits_are_saved(share: float) -> None:
+    prior = make_prior()
+    g = torch.Generator().manual_seed(1)
+    curvatures = [torch.rand(w.shape, generator=g) for w in prior.view.tensors]
+
+    def saved() -> list[Tensor]:
+        parts = zip(prior.parts, prior.mixtures(), strict=True)
+        return [bits_saved(m.assign(w).view_as(w), len(m)) for part, m in parts for w in part.tensors]
+
+    before = saved()
+    wanted = share * float(sum(b.sum() for b in before))
+    zero_cheapest_(prior, curvatures, wanted)
+    gone = sum(float(b[(after == 0) & (b > 0)].sum()) for b, after in zip(before, saved(), strict=True))
+    assert wanted <= gone <= wanted + max(float(b.max()) for b in before)  # whole weights are zeroed
+
+
+def test_the_cheapest_go_up_to_a_price_and_alike_ones_by_number() -> None:
+    by_bits, by_price = make_prior(), make_prior()
+    g = torch.Generator().manual_seed(1)
+    curvatures = [torch.rand(w.shape, generator=g) for w in by_price.view.tensors]
+    zero_cheapest_(by_bits, curvatures, 1e9, 1e-3)  # more bits than there are
+    zero_cheap_(by_price, curvatures, 1e-3)
+    pairs = zip(by_bits.view.tensors, by_price.view.tensors, strict=True)
+    assert all(torch.equal(a.count_nonzero(), b.count_nonzero()) for a, b in pairs)
+    prior = make_prior()
+    n = prior.quantize().quantized.n_nonzero
+    zero_cheapest_(prior, [torch.zeros_like(w) for w in prior.view.tensors], 100.0)  # all of them cost nothing
+    assert n - 100 < prior.quantize().quantized.n_nonzero < n
 
 
 def test_what_is_free_stays() -> None:
@@ -320,9 +350,9 @@ def test_after_every_hard_epoch_at_the_price_of_tau(
 
     def noted(prior: ss.MixturePrior, curvatures: Any, price: float) -> None:
         prices.append(price)
-        rate.zero_cheap_(prior, curvatures, price)
+        zero_cheap_(prior, curvatures, price)
 
-    monkeypatch.setattr(retrain_module, "zero_cheap_", noted)
+    monkeypatch.setattr(rate, "zero_cheap_", noted)
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     batches = [torch.randn(4, 2, generator=torch.Generator().manual_seed(k)) for k in range(5)]
     task = Task(model, batches, lambda m, x: (m(x)[:, 0] - x[:, 0]).square().mean(), lambda m: 0.0, 20)
@@ -351,9 +381,9 @@ def test_zeroing_with_either_optimizer(optimizer: Any, monkeypatch: pytest.Monke
 
     def noted(prior: ss.MixturePrior, curvatures: Any, price: float) -> None:
         calls.append(curvatures)
-        rate.zero_cheap_(prior, curvatures, price)
+        zero_cheap_(prior, curvatures, price)
 
-    monkeypatch.setattr(retrain_module, "zero_cheap_", noted)
+    monkeypatch.setattr(rate, "zero_cheap_", noted)
     torch.manual_seed(0)
     model = nn.Linear(10, 4)
     on = (torch.arange(10) < 5).float()  # the other inputs are always 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from softshare.hyperpriors import Beta, Dirichlet, Gamma
     from softshare.prior import Mixture, MixturePrior
     from softshare.route import Compressed, compress
+    from softshare.target import MaxBytes, MaxError, MaxErrorIncrease, Outcome
     from softshare.task import Task
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "softshare.hard": ("hard_step",),
     "softshare.hyperpriors": ("Beta", "Dirichlet", "Gamma"),
     "softshare.prior": ("Mixture", "MixturePrior"),
+    "softshare.target": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome"),
     "softshare.task": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,9 +46,13 @@ __all__ = [
     "Dirichlet",
     "EncodeConfig",
     "Gamma",
+    "MaxBytes",
+    "MaxError",
+    "MaxErrorIncrease",
     "MergeConfig",
     "Mixture",
     "MixturePrior",
+    "Outcome",
     "PriorConfig",
     "Result",
     "RetrainConfig",

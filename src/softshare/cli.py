@@ -60,6 +60,7 @@ from softshare.runs import (
     output_folder,
     save_checkpoint,
 )
+from softshare.target import MaxBytes, MaxError, MaxErrorIncrease, Target
 from softshare.task import Task
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
@@ -79,6 +80,10 @@ app = typer.Typer(
 out = Console(markup=False)
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
+
+
+def _target_option(help: str) -> Any:
+    return typer.Option(rich_help_panel="Target", show_default=False, help=help)
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,16 @@ def pretrain(
 def compress(
     task: TaskArgument,
     overrides: dict[str, Any],
+    max_error: Annotated[
+        float | None,
+        _target_option("Steer the run to the smallest file of at most this error, in percent, on validation data."),
+    ] = None,
+    max_error_increase: Annotated[
+        float | None, _target_option("Likewise, of at most so many percentage points more than before.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, _target_option("Steer the run to the best network whose file has at most so many bytes.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
     weights: Annotated[
         Path | None,
@@ -177,8 +192,10 @@ def compress(
 
     Leaves model.sws, result.json, history.csv, frames.npz (for a report) and the checkpoints before and after
     retraining in the folder. An experiment starts from a few settings of its own, which result.json records; your
-    task from the defaults.
+    task from the defaults. A target that is not met ends with exit status 1, and the nearest that was found is in the
+    folder.
     """
+    target = _target(max_error, max_error_increase, max_bytes)
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
@@ -194,10 +211,24 @@ def compress(
         raise ConfigError(f"--live-port {live_port} is the port of --live, which was not given")
     options = TaskOptions(data, augment, label_smoothing, from_scratch)
     watching = _Watching(live, live_port, tensorboard)
-    _run(task, folder, config, "paper" if paper else "softshare", weights, overwrite, device, options, watching)
+    method = "paper" if paper else "softshare"
+    _run(task, folder, config, method, weights, overwrite, device, options, watching, target)
 
 
 app.command()(with_config_options(tune))
+
+
+def _target(max_error: float | None, max_error_increase: float | None, max_bytes: int | None) -> Target | None:
+    given: list[Target] = []
+    if max_error is not None:
+        given.append(MaxError(max_error))
+    if max_error_increase is not None:
+        given.append(MaxErrorIncrease(max_error_increase))
+    if max_bytes is not None:
+        given.append(MaxBytes(max_bytes))
+    if len(given) > 1:
+        raise ConfigError(f"expected one target, got {len(given)}: {', '.join(map(repr, given))}; leave one in")
+    return given[0] if given else None
 
 
 @app.command()
@@ -394,6 +425,7 @@ def _run(
     device: str,
     options: TaskOptions,
     watching: _Watching | None = None,
+    target: Target | None = None,
 ) -> None:
     start = time.perf_counter()
     seed = config.retrain.seed
@@ -416,7 +448,7 @@ def _run(
         film = FrameLog(unfinished / FRAMES)
         try:
             hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
-            compressed = compress_task(task, config, hooks)
+            compressed = compress_task(task, config, hooks, target=target)
         except DivergedError as error:
             save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
@@ -434,6 +466,11 @@ def _run(
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    if compressed.outcome:
+        out.print(str(compressed.outcome), highlight=False)
+        if not compressed.outcome.met:
+            raise typer.Exit(1)
+        return
     soft = compressed.history[config.retrain.epochs].validation_error  # before the codebooks are trained
     if result.error_after > result.error_before + 1:
         was_soft = config.retrain.hard_from >= 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from softshare.config import RetrainConfig
 from softshare.prior import MixturePrior
+from softshare.rate import Zeroing
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.step import Latent
 from softshare.task import Task
@@ -42,9 +43,10 @@ class Phases(Hook):
         latent: Latent | None = None,
         prior: MixturePrior | None = None,
         known: Mapping[str, Any] | None = None,  # fields of every record, which no prior can say here
+        zeroing: Zeroing | None = None,
     ) -> None:
         self._known = known or {}
-        retrain_(self.task, prior, config, [self], latent)
+        retrain_(self.task, prior, config, [self], latent, zeroing)
         self._done += config.epochs
 
     def on_prior(self, prior: MixturePrior | None) -> None:

@@ -7,7 +7,8 @@ costs becomes 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +46,19 @@ class Curvature:
         ]
 
 
+class Zeroing:
+    """What is done after each epoch on quantized weights, and how strongly the prior pulls until then."""
+
+    tau_scale = 1.0
+
+    def __init__(self, zeroing: float) -> None:
+        self.zeroing = zeroing
+
+    def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
+        """`price` is what tau asks for a bit, in nats of mean loss; `progress` the share of the run that is done."""
+        zero_cheap_(prior, curvatures, self.zeroing * price)
+
+
 @torch.no_grad()
 def zero_cheap_(
     prior: MixturePrior,
@@ -52,14 +66,62 @@ def zero_cheap_(
     price: float,  # of a bit, in nats of mean loss
 ) -> None:
     """Set to 0 every weight whose value is not worth its bits."""
+    for w, cost, bits in _costs(prior, curvatures):
+        w.masked_fill_(cost < price * bits, 0.0)
+
+
+@torch.no_grad()
+def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float, price: float = math.inf) -> None:
+    """Set to 0 the weights that cost least for their bits, until about so many are saved; none that costs the price."""
+    found = list(_costs(prior, curvatures))
+    masks = Cheapest([(cost, own) for _, cost, own in found]).saving(bits, price)
+    for (w, _, _), mask in zip(found, masks, strict=True):
+        w.masked_fill_(mask.view_as(w), 0.0)
+
+
+def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each tensor of weights, with what zeroing its weights costs and saves."""
     curvature = iter(curvatures)
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         for w in part.tensors:
             index, h = mixture.assign(w), next(curvature)
-            if not w.numel():
-                continue
-            cost = 0.5 * h * mixture.mean[index].view_as(w) ** 2
-            w.masked_fill_(cost < price * bits_saved(index.view_as(w), len(mixture)), 0.0)
+            if w.numel():
+                yield w, *cost_and_bits(index.view_as(w), mixture.mean, h)
+
+
+def cost_and_bits(
+    index: Tensor,  # the component of each weight
+    values: Tensor,  # (K,), of the components
+    curvature: Tensor,  # as `index`
+) -> tuple[Tensor, Tensor]:  # as `index`
+    """Of zeroing each weight: what it adds to the loss, and what it saves."""
+    return 0.5 * curvature * values[index] ** 2, bits_saved(index, len(values))
+
+
+class Cheapest:
+    """Weights in the order of what zeroing them costs for each bit that it saves."""
+
+    def __init__(self, costs: Sequence[tuple[Tensor, Tensor]]) -> None:  # costs and bits of each tensor
+        self._sizes = [cost.numel() for cost, _ in costs]
+        cost = torch.cat([cost.flatten() for cost, _ in costs])
+        bits = torch.cat([own.flatten() for _, own in costs])
+        places = ((bits > 0) & (cost < math.inf)).nonzero()[:, 0]
+        self._prices, order = (cost[places] / bits[places]).sort(stable=True)
+        self._places = places[order]
+        self._saved = bits[self._places].double().cumsum(0)
+
+    @property
+    def total(self) -> float:
+        """Bits that all save together."""
+        return float(self._saved[-1]) if len(self._saved) else 0.0
+
+    def saving(self, bits: float, price: float = math.inf) -> tuple[Tensor, ...]:  # bool, flat, of each tensor
+        """The first that save so many bits together, and cost less than the price each."""
+        n = min(int(torch.searchsorted(self._saved, bits)) + 1, int(torch.searchsorted(self._prices, price)))
+        mask = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._places.device)
+        mask[self._places[:n]] = True
+        masks: tuple[Tensor, ...] = mask.split(self._sizes)
+        return masks
 
 
 def bits_saved(

@@ -17,7 +17,7 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.hard import quantized
 from softshare.prior import MixturePrior
-from softshare.rate import zero_cheap_
+from softshare.rate import Zeroing
 from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
 
@@ -61,16 +61,19 @@ def retrain_(
     config: RetrainConfig,
     hooks: Sequence[Hook] = (),
     latent: Latent | None = None,
+    zeroing: Zeroing | None = None,
 ) -> tuple[EpochRecord, ...]:
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
 
-    With `latent`, the optimizer trains that, and the model's parameters follow from it.
+    With `latent`, the optimizer trains that, and the model's parameters follow from it. With `zeroing`, that decides
+    what is zeroed and may scale tau; by default it is done as the config says.
 
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     steps = _length(task.train)
+    zeroing = zeroing or Zeroing(config.zeroing)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
         run_step.latent.push_()
@@ -82,7 +85,7 @@ def retrain_(
             good = _state(task, prior)
             try:
                 if epoch > 0:
-                    task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks)
+                    task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks, zeroing)
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
@@ -106,6 +109,7 @@ def _train_epoch(
     epoch: int,
     expected_steps: int | None,
     hooks: Sequence[Hook],
+    zeroing: Zeroing,
 ) -> tuple[float, float, int]:  # mean task loss, tau of the last step, steps
     task.model.train()
     if prior:
@@ -115,6 +119,7 @@ def _train_epoch(
     for step, batch in enumerate(task.train, start=1):
         progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
         tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
+        tau *= zeroing.tau_scale
         decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
         run_step.set(tau, decay)
         run_step.hard = prior is not None and progress >= config.hard_from
@@ -131,8 +136,8 @@ def _train_epoch(
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
-        price = config.zeroing * tau / task.n_examples * math.log(2)
-        zero_cheap_(prior, run_step.curvature.estimate(task.n_examples / step), price)
+        price = tau / task.n_examples * math.log(2)
+        zeroing.zero_(prior, run_step.curvature.estimate(task.n_examples / step), price, epoch / config.epochs)
     return float(run_step.sums[0]) / step, tau, step
 
 

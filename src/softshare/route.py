@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from softshare.budget import Budget
 from softshare.codebook import Codebook, Codebooks, with_values
 from softshare.codec import check, decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, RetrainConfig
@@ -21,6 +22,7 @@ from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedWeights, complexity_bits, quantize
 from softshare.retrain import EpochRecord, Hook
 from softshare.symmetries import simplify
+from softshare.target import Outcome, Target
 from softshare.task import Task
 
 
@@ -34,6 +36,7 @@ class Compressed:
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
     messages: tuple[str, ...] = field(default=(), repr=False)  # what was done to the network's units
+    outcome: Outcome | None = None  # of the target, if there was one
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -49,8 +52,18 @@ class Compressed:
         return decode(encode(self.quantized, named), max_bytes=None).state_dict()
 
 
-def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[Hook] = ()) -> Compressed:
-    """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself is left as it is."""
+def compress(
+    task: Task,
+    config: CompressConfig | None = None,
+    hooks: Sequence[Hook] = (),
+    *,
+    target: Target | None = None,
+) -> Compressed:
+    """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself is left as it is.
+
+    With a target, the run is steered to meet it, and `Compressed.outcome` says whether it did. What is returned is then
+    the nearest that was found.
+    """
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
@@ -59,15 +72,25 @@ def compress(task: Task, config: CompressConfig | None = None, hooks: Sequence[H
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)
     check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
+    budget = None
+    if target is not None:
+        budget = Budget(task, prior, config, target, lambda: quantize_prior(prior, config.merge).quantized)
+    steering = budget.steering if budget else None
+    hooks = [steering, *hooks] if steering else hooks
     with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
-        phases.run(config.retrain, prior=prior)
+        phases.run(config.retrain, prior=prior, zeroing=steering)
+        messages = steering.settle_() if steering else []
         compressed = quantize_prior(prior, config.merge)
         if config.codebook.codebook_epochs:
             compressed = _train_codebooks_(phases, prior, compressed, config)
-    if config.simplify.symmetries:
+    if budget:
+        trimmed = budget.trim(compressed.quantized)
+        messages += trimmed.messages
+        compressed = dataclasses.replace(compressed, quantized=trimmed.quantized, outcome=budget.outcome(trimmed))
+    elif config.simplify.symmetries:
         quantized, messages = simplify(task.model, compressed.quantized, config.encode)
-        compressed = dataclasses.replace(compressed, quantized=quantized, messages=tuple(messages))
-    return dataclasses.replace(compressed, history=phases.history, config=config.encode)
+        compressed = dataclasses.replace(compressed, quantized=quantized)
+    return dataclasses.replace(compressed, history=phases.history, config=config.encode, messages=tuple(messages))
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
