@@ -18,7 +18,7 @@ ROUTE = [
     ["compiled", "errors"],
     ["files", "hyperpriors"],
     ["config"],
-    ["task", "weights"],
+    ["checkpoint", "task", "weights"],
     ["distill"],
     ["kernels.mixture"],
     ["kernels.mixture_numba", "kernels.mixture_triton", "kernels.mixture_table", "kernels.sample"],
@@ -32,7 +32,7 @@ ROUTE = [
     ["retrain"],
     ["merge", "phases"],
     ["chains", "quantize"],
-    ["codebook"],
+    ["codebook", "fit"],
     [
         "codec",
         *(
@@ -58,7 +58,7 @@ ROUTE = [
             ]
         ),
     ],
-    ["symmetries"],
+    ["datafree", "symmetries"],
     ["shrink", "structured"],
     ["route"],
     ["evaluate"],

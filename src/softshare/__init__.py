@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from softshare.codec import inspect, load, load_into_
     from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
+    from softshare.datafree import FittedWeights, compress_weights
     from softshare.errors import SoftShareError
     from softshare.evaluate import Result, measure
     from softshare.hard import hard_step
@@ -28,6 +29,7 @@ _HOMES = {
     "softshare.codec": ("inspect", "load", "load_into_"),
     "softshare.route": ("Compressed", "compress"),
     "softshare.config": ("CompressConfig", "EncodeConfig", "MergeConfig", "PriorConfig", "RetrainConfig", "Rule"),
+    "softshare.datafree": ("FittedWeights", "compress_weights"),
     "softshare.errors": ("SoftShareError",),
     "softshare.evaluate": ("Result", "measure"),
     "softshare.hard": ("hard_step",),
@@ -43,6 +45,7 @@ __all__ = [
     "Compressed",
     "Dirichlet",
     "EncodeConfig",
+    "FittedWeights",
     "Gamma",
     "MergeConfig",
     "Mixture",
@@ -54,6 +57,7 @@ __all__ = [
     "SoftShareError",
     "Task",
     "compress",
+    "compress_weights",
     "hard_step",
     "inspect",
     "load",

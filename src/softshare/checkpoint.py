@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +31,29 @@ class Checkpoint:
 
 
 class _File(Mapping[str, Tensor]):
-    def __init__(self, file: Any) -> None:
-        self._file, self._names = file, tuple(file.keys())
+    """A safetensors file, opened anew for each tensor: what was read of an open one would stay in memory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        with self._open() as file:
+            self._names, self.metadata = tuple(file.keys()), dict(file.metadata() or {})
+
+    def _open(self) -> Any:
+        try:
+            return safetensors.safe_open(self._path, "pt")
+        except OSError as error:
+            raise ConfigError(f"cannot read {os.fspath(self._path)}: {error.strerror or error}") from error
+        except safetensors.SafetensorError as error:
+            hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
+            raise FormatError(f"{os.fspath(self._path)} is not a safetensors file ({error}){hint}") from None
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(name)
+        with self._open() as file:
+            tensor: Tensor = file.get_tensor(name)
         return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -46,30 +62,21 @@ class _File(Mapping[str, Tensor]):
         return len(self._names)
 
 
-@contextlib.contextmanager
 def open_checkpoint(
     source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
     rules: Sequence[Rule] = (),
-) -> Iterator[Checkpoint]:
+) -> Checkpoint:
     """Shared are floating-point tensors of at least two dimensions, unless a rule says otherwise: the first counts.
 
     Tied are tensors of the same bytes, and those that `safetensors.torch.save_model` left out for being tied.
     """
-    if isinstance(source, Mapping):
-        wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
-        if wrong:
-            raise ModelError(f"the state dict must hold tensors only, but these are not: {', '.join(wrong)}")
-        yield _checkpoint(source, {}, rules)
-        return
-    try:
-        file = safetensors.safe_open(source, "pt")
-    except OSError as error:
-        raise ConfigError(f"cannot read {os.fspath(source)}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
-        raise FormatError(f"{os.fspath(source)} is not a safetensors file ({error}){hint}") from None
-    with file:
-        yield _checkpoint(_File(file), file.metadata() or {}, rules)
+    if not isinstance(source, Mapping):
+        file = _File(source)
+        return _checkpoint(file, file.metadata, rules)
+    wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise ModelError(f"the state dict must hold tensors only, but these are not: {', '.join(wrong)}")
+    return _checkpoint(source, {}, rules)
 
 
 def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rules: Sequence[Rule]) -> Checkpoint:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,8 @@ from rich.progress import track
 from softshare import tables
 from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
-from softshare.config import CompressConfig
+from softshare.config import CompressConfig, EncodeConfig
+from softshare.datafree import compress_weights
 from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
 from softshare.evaluate import Result, final_error, measure
 from softshare.hooks import CsvLog, ProgressBar
@@ -157,14 +159,38 @@ def pretrain(
 @app.command()
 @with_config_options
 def compress(
-    task: Annotated[str, typer.Argument(help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task.")],
     overrides: dict[str, Any],
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task. Left out: --weights are compressed "
+            "as they are, without data."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for the run; default: runs/NAME. Without a task, the file to write; default: the weights' "
+            "name with .sws.",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
             help="Pre-trained weights (safetensors). Without them an experiment takes those that pretrain has left in "
             "the folder, or pre-trains first."
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", help="Without a task: at most so many bits a weight, of the whole file."),
+    ] = None,
+    weight_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            help="Without a task: at most this error of a tensor's weights, by root mean squares; 0.05 is 5%.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -188,7 +214,21 @@ def compress(
 
     Leaves model.sws, result.json, history.csv and the checkpoints before and after retraining in the folder. An
     experiment starts from a few settings of its own, which result.json records; your task from the defaults.
+
+    Without a task: `--weights model.safetensors --bits 3` or `--weight-error 0.05` writes a file, fitted to the
+    weights alone. Nothing is trained, so expect far larger files for the same accuracy. Of the settings only --rule and
+    those of the file count.
     """
+    if task is None:
+        options = _TaskOptions(data, augment, label_smoothing, from_scratch)
+        _require_no_task_options(overrides, options, paper, device)
+        _compress_weights(weights, folder, bits, weight_error, overrides, overwrite)
+        return
+    if bits is not None or weight_error is not None:
+        flag = "--weight-error" if bits is None else "--bits"
+        raise ConfigError(
+            f"{flag}: only without a task; with one, --zeroing, --tau and --width trade bytes for accuracy"
+        )
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
     folder = folder or Path("runs") / (task if task in EXPERIMENTS else Path(task.rpartition(":")[0]).stem)
@@ -433,6 +473,49 @@ def _run(
             ),
             highlight=False,
         )
+
+
+def _require_no_task_options(overrides: Iterable[str], options: _TaskOptions, paper: bool, device: str) -> None:
+    of_file = {"rules", *(f.name for f in dataclasses.fields(EncodeConfig))}
+    flags = [f"--{name.replace('_', '-')}" for name in overrides if name not in of_file]
+    flags += [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options) if getattr(options, f.name)]
+    flags += ["--paper"] * paper + ["--device"] * (device != "auto")
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: without a task nothing is trained; leave the option out or give a task")
+
+
+def _compress_weights(
+    weights: Path | None,
+    file: Path | None,
+    bits: float | None,
+    weight_error: float | None,
+    overrides: dict[str, Any],
+    overwrite: bool,
+) -> None:
+    if weights is None:
+        raise ConfigError(
+            f"expected a task ({', '.join(EXPERIMENTS)} or FILE.py:make_task), or --weights to compress without one"
+        )
+    if bits is None and weight_error is None:
+        raise ConfigError("without a task: give --bits, of a weight in the file, or --weight-error, as 0.05")
+    file = file or weights.with_suffix(".sws")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists already; give --overwrite or another --out")
+    start = time.perf_counter()
+    rules = overrides.pop("rules", ())
+    fitted = compress_weights(
+        weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+    )
+    fitted.save(file)
+    out.print(tables.file_table(inspect_file(file), str(file)))
+    worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+    total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    out.print(
+        f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
+        f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _pretrain(task: Task, name: str, folder: Path, seed: int) -> None:

@@ -28,7 +28,7 @@ HALVINGS = 16  # of that interval, on a logarithmic scale
 MOST_TRIES = 8  # at a file of so many bits, or a tensor of such an error
 NEAR = 0.98  # of the bits wanted: good enough, for coding takes the longest
 SAFE = 0.997  # of the bits wanted: aimed at, as a file may exceed its entropy by a little
-_CHUNK = 1 << 18  # weights at a time
+_CHUNK = 1 << 16  # weights at a time
 _DEFAULTS = EncodeConfig()
 
 
@@ -74,12 +74,12 @@ def compress_weights(
         raise ConfigError(f"weight_error: expected a number between 0 and 1, both excluded, got {weight_error}")
     if config.names == "none":
         raise ConfigError("names='none': a checkpoint does not say in which order the network has its tensors")
-    with open_checkpoint(source, rules) as checkpoint:
-        if not checkpoint.shared:
-            kept = ", ".join(checkpoint.rest) or "none at all"
-            raise ModelError(f"the checkpoint has no tensor to share; its tensors, all kept as they are: {kept}")
-        work = _Work(checkpoint, config)
-        return work.by_bits(bits) if bits is not None else work.by_error(weight_error or 0.0)
+    checkpoint = open_checkpoint(source, rules)
+    if not checkpoint.shared:
+        kept = ", ".join(checkpoint.rest) or "none at all"
+        raise ModelError(f"the checkpoint has no tensor to share; its tensors, all kept as they are: {kept}")
+    work = _Work(checkpoint, config)
+    return work.by_bits(bits) if bits is not None else work.by_error(weight_error or 0.0)
 
 
 class _Work:
@@ -147,7 +147,7 @@ class _Work:
 
     def _zeros(self, name: str) -> QuantizedTensor:
         tensor = self.checkpoint[name]
-        zeros = torch.zeros(tensor.numel(), dtype=torch.uint8)
+        zeros = torch.zeros(1, dtype=torch.uint8).expand(tensor.numel())
         return QuantizedTensor(name, tuple(tensor.shape), tensor.dtype, zeros, torch.zeros(1))
 
     def _encoded(self, fits: Mapping[str, Fit], tensors: Sequence[QuantizedTensor]) -> FittedWeights:

@@ -22,12 +22,12 @@ from softshare.quantize import QuantizedTensor, index_dtype, order_values
 Floats = npt.NDArray[np.float64]
 
 RESOLUTION = 1 << 10  # cells in a root mean square of the weights
-REACH = 1 << 7  # root mean squares: a weight beyond, of which there are few, is a cell of its own
+REACH = 1 << 5  # root mean squares: a weight beyond, of which there are few, is a cell of its own
 SPACING = math.sqrt(12)  # of the first means, in widths: the best for many narrow components
 VALUE_BITS = 16  # that a value of the codebook takes in the file
 MOST_STEPS = 100  # of EM
 TOLERANCE = 1e-6  # nats a weight that a step must gain
-_CHUNK = 1 << 18  # weights at a time
+_CHUNK = 1 << 16  # weights at a time
 
 
 @dataclass(frozen=True, eq=False)
