@@ -23,7 +23,9 @@ from softshare.zoo import cifar10, datasets, experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
 
-COMMANDS = ["demo", "pretrain", "compress", "inspect", "decompress", "evaluate", "reproduce", "verify", "results"]
+COMMANDS = [
+    *("demo", "pretrain", "compress", "inspect", "decompress", "evaluate", "export", "reproduce", "verify", "results"),
+]
 RUN_FILES = ["history.csv", "model.sws", "pretrained.safetensors", "result.json", "retrained.safetensors"]
 
 # A user's file: a small convolutional net with batch norm on a few random images.

@@ -18,7 +18,7 @@ ROUTE = [
     ["compiled", "errors"],
     ["files", "hyperpriors"],
     ["config"],
-    ["checkpoint", "task", "weights"],
+    ["batchnorm", "checkpoint", "task", "weights"],
     ["distill"],
     ["kernels.mixture"],
     ["kernels.mixture_numba", "kernels.mixture_triton", "kernels.mixture_table", "kernels.sample"],
@@ -58,7 +58,7 @@ ROUTE = [
             ]
         ),
     ],
-    ["datafree", "symmetries"],
+    ["datafree", "export", "symmetries"],
     ["shrink", "structured"],
     ["route"],
     ["evaluate"],

@@ -101,7 +101,7 @@ def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rule
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _is_shared(tensor: Tensor, aliases: Sequence[str], rules: Sequence[Rule]) -> bool:

@@ -20,12 +20,14 @@ from rich.console import Console
 from rich.progress import track
 
 from softshare import tables
+from softshare.batchnorm import reestimate_batch_norm_
 from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
 from softshare.config import CompressConfig, EncodeConfig
 from softshare.datafree import compress_weights
 from softshare.errors import ConfigError, DivergedError, NotAvailableError, SoftShareError
 from softshare.evaluate import Result, final_error, measure
+from softshare.export import export_onnx, export_sparse
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.page import load_results, stale_files, wanted_files, write_file
@@ -65,6 +67,10 @@ out = Console(markup=False)
 DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+BatchNormOption = Annotated[
+    bool,
+    typer.Option("--batch-norm", help="Re-estimate batch-norm statistics on the task's training data after loading."),
+]
 _TASK_HELP = {f.name: f"For an experiment. {f.metadata['help']}" for f in dataclasses.fields(TaskConfig)}
 DataOption = Annotated[
     Path | None,
@@ -285,23 +291,91 @@ def evaluate(
     ] = None,
     device: DeviceOption = "auto",
     data: DataOption = None,
+    batch_norm: BatchNormOption = False,
 ) -> None:
-    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
+    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json.
+
+    With --batch-norm it is another network than the one of result.json, and may differ.
+    """
     result = Result.load(run / RESULT)
     try:
         loaded = _load_task(task or result.experiment, device, 0, _TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     load_into_(loaded.model, run / MODEL)
+    if batch_norm:
+        reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
         f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",
         highlight=False,
     )
-    if (error, n_bytes) != (result.error_after, result.file_bytes):
+    if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("They differ.")
         raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    onnx: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the network as ONNX, with dense quantized weights.")
+    ] = None,
+    sparse: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a state dict for torch.load, its matrices as sparse CSR tensors where those are smaller.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="For ONNX: the network, as an experiment or FILE.py:make_task.")
+    ] = None,
+    batch_norm: BatchNormOption = False,
+    data: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a file's network for others to run: as ONNX, or as torch's sparse tensors.
+
+    ONNX is run by onnxruntime before it is written, on the first batch of the task, and must give what PyTorch gives.
+    The input is the batch, or the first item of it.
+    """
+    targets = [target for target in (onnx, sparse) if target is not None]
+    if not targets:
+        raise ConfigError("expected --onnx FILE or --sparse FILE, got neither")
+    for target in targets:
+        if target.exists() and not overwrite:
+            raise ConfigError(f"{target} exists already; give --overwrite or another name")
+    if onnx is None and (task or batch_norm or data):
+        raise ConfigError("--task, --batch-norm, --data: only for --onnx; leave them out")
+    if sparse is not None:
+        n_sparse = export_sparse(file, sparse)
+        out.print(f"{n_sparse} sparse tensors written to {sparse}", highlight=False, soft_wrap=True)
+    if onnx is not None:
+        if task is None:
+            raise ConfigError("--onnx: a file has weights and no network; give it by --task")
+        loaded = _load_task(task, "auto", 0, _TaskOptions(data))
+        load_into_(loaded.model, file)
+        if batch_norm:
+            reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
+        difference = export_onnx(loaded.model, (_first_input(loaded),), onnx)
+        out.print(
+            f"written to {onnx}; onnxruntime's outputs are PyTorch's to within {difference:.1g} of the largest",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _first_input(task: Task) -> torch.Tensor:
+    batch = next(iter(task.train))
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if not isinstance(first, torch.Tensor):
+        raise ConfigError(
+            f"--onnx: expected batches that are a tensor or begin with one, got {type(first).__name__}; in Python, "
+            "softshare.export_onnx(model, inputs, path)"
+        )
+    return first
 
 
 @app.command()

@@ -23,7 +23,8 @@ from softshare.fit import Cells, Fit, cells_of, fit, quantized
 from softshare.prior import Mixture
 from softshare.quantize import QuantizedTensor, QuantizedWeights
 
-WIDTHS = (2.0**-10, 4.0)  # of components, in root mean squares of their weights: the search is between these
+WIDTHS = (2.0**-11, 4.0)  # of components, in root mean squares of their weights: the search is between these
+LEAST_ERROR = 0.001  # of a tensor: twice that of the narrowest components, for the codebook is rounded too
 HALVINGS = 16  # of that interval, on a logarithmic scale
 MOST_TRIES = 8  # at a file of so many bits, or a tensor of such an error
 NEAR = 0.98  # of the bits wanted: good enough, for coding takes the longest
@@ -70,8 +71,8 @@ def compress_weights(
         raise ConfigError(f"without data: expected bits a weight or an error on the weights, got {got}")
     if bits is not None and not 0 < bits < math.inf:
         raise ConfigError(f"bits: expected a number above 0, got {bits}")
-    if weight_error is not None and not 0 < weight_error < 1:
-        raise ConfigError(f"weight_error: expected a number between 0 and 1, both excluded, got {weight_error}")
+    if weight_error is not None and not LEAST_ERROR <= weight_error < 1:
+        raise ConfigError(f"weight_error: expected a number from {LEAST_ERROR} to below 1, got {weight_error}")
     if config.names == "none":
         raise ConfigError("names='none': a checkpoint does not say in which order the network has its tensors")
     checkpoint = open_checkpoint(source, rules)
@@ -106,7 +107,7 @@ class _Work:
     def _by_error(self, name: str, wanted: float) -> tuple[Fit, QuantizedTensor]:
         cells, aim, error = self.cells[name], wanted, math.inf
         for _ in range(MOST_TRIES):
-            width, _ = _border(lambda width, aim=aim: fit(cells, width).error <= aim)
+            width, _ = _border(lambda width: fit(cells, width).error, aim)
             fitted = fit(cells, width)
             tensor = quantized(name, self.checkpoint[name], fitted)
             error = self._error(tensor)
@@ -130,7 +131,7 @@ class _Work:
             )
         aim, last, best = SAFE * (room - fixed), 0.0, None
         for _ in range(MOST_TRIES):
-            _, width = _border(lambda width, aim=aim: sum(fit(c, width).bits for c in self.cells.values()) > 8 * aim)
+            _, width = _border(lambda width: -sum(fit(c, width).bits for c in self.cells.values()), -8 * aim)
             if width == last:  # no narrower one is of use
                 break
             fits = {name: fit(cells, width) for name, cells in self.cells.items()}
@@ -173,10 +174,10 @@ class _Work:
         return math.sqrt(square / cells.n) / cells.rms if cells.rms else 0.0
 
 
-def _border(low: Callable[[float], bool]) -> tuple[float, float]:
-    """Two widths close to each other: `low` holds of the first and of those below, if of any, not of the second."""
+def _border(rising: Callable[[float], float], limit: float) -> tuple[float, float]:
+    """Two widths close to each other: the function is at most `limit` at the first, above it at the second, if ever."""
     below, above = WIDTHS
     for _ in range(HALVINGS):
         middle = math.sqrt(below * above)
-        below, above = (middle, above) if low(middle) else (below, middle)
+        below, above = (middle, above) if rising(middle) <= limit else (below, middle)
     return below, above
