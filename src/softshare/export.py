@@ -53,7 +53,10 @@ def _onnx(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's exporter warns of its own parts
-            program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+            # Not optimized: batch norm would be folded into the weights, which are then no longer the quantized ones.
+            program = torch.onnx.export(
+                model, inputs, dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False
+            )
     except Exception as error:  # whatever the network's code, or torch's reading of it, has run into
         raise ModelError(f"torch cannot export this network to ONNX: {error}") from error
     if program is None:
