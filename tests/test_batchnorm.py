@@ -20,7 +20,9 @@ def test_statistics_become_those_of_the_batches() -> None:
     """Of the layer before, by hand; dropout is off, other modules and modes are left as they were."""
     torch.manual_seed(0)
     model = net()
-    model[1].momentum, model[1].running_mean = 0.3, torch.full((4,), 99.0)
+    first_norm = model[1]
+    assert isinstance(first_norm, nn.BatchNorm1d)
+    first_norm.momentum, first_norm.running_mean = 0.3, torch.full((4,), 99.0)
     model.eval()
     model[3].train()
     before = {name: t.clone() for name, t in model.state_dict().items()}

@@ -161,7 +161,7 @@ def test_refusals(state: dict[str, Tensor], changes: dict[str, object], message:
 
 def test_an_error_that_rounding_forbids() -> None:
     w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ConfigError, match="tensor w has an error of .* more than 0.001, as its values are rounded"):
+    with pytest.raises(ConfigError, match=r"tensor w has an error of .* more than 0.001, as its values are rounded"):
         ss.compress_weights({"w": w}, weight_error=0.001, config=EncodeConfig(codebook_dtype="bfloat16"))
     assert ss.compress_weights({"w": w}, weight_error=0.001).errors["w"] <= 0.001
     assert ss.compress_weights({"w": 1e-9 * w}, weight_error=0.01).errors["w"] <= 0.01  # 'auto' takes float32
@@ -170,7 +170,7 @@ def test_an_error_that_rounding_forbids() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(state: dict[str, Tensor], bad: float) -> None:
     state["a.weight"][3, 4] = bad
-    with pytest.raises(ModelError, match="tensor a.weight: 1 of 6144 weights are NaN, infinite.*keep:a.weight"):
+    with pytest.raises(ModelError, match=r"tensor a.weight: 1 of 6144 weights are NaN, infinite.*keep:a.weight"):
         ss.compress_weights(state, bits=3)
     kept = ss.compress_weights(state, weight_error=0.1, rules=[ss.Rule("a.weight", share=False)])
     assert "a.weight" in kept.quantized.rest

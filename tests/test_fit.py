@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -111,8 +112,8 @@ def test_close_to_what_theory_allows(width: float) -> None:
 def test_narrower_is_finer() -> None:
     cells = cells_of(heavy())
     fits = [fit(cells, 2.0**-k) for k in range(9)]
-    assert all(a.error > b.error for a, b in zip(fits, fits[1:], strict=False))
-    assert all(a.bits < b.bits for a, b in zip(fits, fits[1:], strict=False))
+    assert all(a.error > b.error for a, b in pairwise(fits))
+    assert all(a.bits < b.bits for a, b in pairwise(fits))
 
 
 def test_values_that_are_there_already_are_found() -> None:
