@@ -121,6 +121,16 @@ def test_every_kind_of_network(name: str, tmp_path: Path) -> None:
         assert relative_error(fresh(x), model(x)) < 0.05
 
 
+def test_matrices_that_are_no_weights() -> None:
+    """Empty ones, integers and masks of more than one dimension come back as they are."""
+    mask = torch.ones(8, 8).tril()
+    others = {"empty": torch.zeros(0, 3), "ids": torch.arange(6).reshape(2, 3), "bools": mask > 0, "mask": mask}
+    fitted = ss.compress_weights({"w": torch.randn(32, 32), **others}, weight_error=0.3)
+    assert [t.name for t in fitted.quantized.shared] == ["w", "mask"]
+    loaded = decode(fitted.data).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in others.items())
+
+
 def test_half_precision(tmp_path: Path) -> None:
     w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     fitted = ss.compress_weights({"w": w}, weight_error=0.01)

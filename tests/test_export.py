@@ -82,6 +82,19 @@ def test_a_network_that_torch_cannot_export(tmp_path: Path) -> None:
         ss.export_onnx(Branch(), (torch.ones(2, 2),), tmp_path / "model.onnx")
 
 
+def test_several_inputs_and_outputs(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return {"sum": x + y, "product": x @ y.T}
+
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    assert ss.export_onnx(Two(), (x, y), tmp_path / "model.onnx") < 1e-5
+    found = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x.numpy(), "y": y.numpy()})
+    np.testing.assert_allclose(found[1], (x @ y.T).numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match="expected a tuple of tensors, the model's inputs, got Tensor"):
+        ss.export_onnx(Two(), x, tmp_path / "model.onnx")  # type: ignore[arg-type]
+
+
 def test_onnx_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(name: str, *args: Any) -> object:
         return None if name == "onnxruntime" else importlib.util.find_spec(name, *args)

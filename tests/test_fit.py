@@ -71,6 +71,14 @@ def test_each_weight_goes_to_its_most_responsible_component(w: Tensor, width: fl
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_the_smallest_weights_become_zeros(width: float) -> None:
+    w = normal()
+    zeros = quantized("w", w, fit(cells_of(w), width)).indices == 0
+    assert float(zeros.double().mean()) > 0.9 * width  # about sqrt(12 / (2 pi)) widths
+    assert w[zeros].abs().max() <= w[~zeros].abs().min() * 1.2  # the two borders need not be alike
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_no_gradient_is_left_where_em_ends(width: float) -> None:
     """The objective, written anew on all weights: its gradient by means and mixings is 0, and Adam gains nothing."""
     w = normal(20_000).double()

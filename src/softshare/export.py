@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from softshare.codec import MAX_BYTES, decode
 from softshare.errors import ConfigError, ModelError, NotAvailableError
@@ -30,6 +31,8 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.Pat
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
         raise NotAvailableError(f"ONNX needs {', '.join(missing)}: pip install 'softshare[onnx]'")
+    if not isinstance(inputs, tuple) or not all(isinstance(t, Tensor) for t in inputs):
+        raise ConfigError(f"export_onnx: expected a tuple of tensors, the model's inputs, got {type(inputs).__name__}")
     training = model.training
     model.eval()
     try:
@@ -37,8 +40,8 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.Pat
         expected = model(*inputs)
     finally:
         model.train(training)
-    wanted = [expected] if isinstance(expected, Tensor) else list(expected)
-    difference = _difference(_run(data, inputs), [t.cpu() for t in wanted])
+    wanted = [t.cpu() for t in tree_leaves(expected) if isinstance(t, Tensor)]
+    difference = _difference(_run(data, inputs), wanted)
     if not difference <= TOLERANCE:
         raise ModelError(
             f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than {TOLERANCE:g}; "
