@@ -44,5 +44,5 @@ clean:  ## Remove the virtual environment and caches; runs/ is kept
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softshare needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,tune]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -31,6 +31,7 @@ COMMANDS = [
     "inspect",
     "decompress",
     "evaluate",
+    "export",
     "reproduce",
     "verify",
     "report",

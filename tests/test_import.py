@@ -18,7 +18,7 @@ ROUTE = [
     ["compiled", "errors"],
     ["files", "hyperpriors", "target"],
     ["config"],
-    ["task", "weights"],
+    ["batchnorm", "checkpoint", "task", "weights"],
     ["distill"],
     ["kernels.mixture"],
     ["kernels.mixture_numba", "kernels.mixture_triton", "kernels.mixture_table", "kernels.sample"],
@@ -32,7 +32,7 @@ ROUTE = [
     ["retrain"],
     ["merge", "phases", "steer"],
     ["chains", "quantize"],
-    ["codebook", "trim"],
+    ["codebook", "fit", "trim"],
     [
         "codec",
         *(
@@ -58,7 +58,7 @@ ROUTE = [
             ]
         ),
     ],
-    ["symmetries"],
+    ["datafree", "export", "symmetries"],
     ["budget"],
     ["shrink", "structured"],
     ["route"],

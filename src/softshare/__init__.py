@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from softshare.batchnorm import reestimate_batch_norm_
     from softshare.codec import inspect, load, load_into_
     from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
+    from softshare.datafree import FittedWeights, compress_weights
     from softshare.errors import SoftShareError
     from softshare.evaluate import Result, measure
+    from softshare.export import export_onnx, load_sparse
     from softshare.hard import hard_step
     from softshare.hyperpriors import Beta, Dirichlet, Gamma
     from softshare.prior import Mixture, MixturePrior
@@ -26,11 +29,14 @@ if TYPE_CHECKING:
     from softshare.task import Task
 
 _HOMES = {
+    "softshare.batchnorm": ("reestimate_batch_norm_",),
     "softshare.codec": ("inspect", "load", "load_into_"),
     "softshare.route": ("Compressed", "compress"),
     "softshare.config": ("CompressConfig", "EncodeConfig", "MergeConfig", "PriorConfig", "RetrainConfig", "Rule"),
+    "softshare.datafree": ("FittedWeights", "compress_weights"),
     "softshare.errors": ("SoftShareError",),
     "softshare.evaluate": ("Result", "measure"),
+    "softshare.export": ("export_onnx", "load_sparse"),
     "softshare.hard": ("hard_step",),
     "softshare.hyperpriors": ("Beta", "Dirichlet", "Gamma"),
     "softshare.prior": ("Mixture", "MixturePrior"),
@@ -45,6 +51,7 @@ __all__ = [
     "Compressed",
     "Dirichlet",
     "EncodeConfig",
+    "FittedWeights",
     "Gamma",
     "MaxBytes",
     "MaxError",
@@ -60,11 +67,15 @@ __all__ = [
     "SoftShareError",
     "Task",
     "compress",
+    "compress_weights",
+    "export_onnx",
     "hard_step",
     "inspect",
     "load",
     "load_into_",
+    "load_sparse",
     "measure",
+    "reestimate_batch_norm_",
 ]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,15 +17,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 
 from softshare import tables
+from softshare.batchnorm import reestimate_batch_norm_
 from softshare.cli_tasks import (
     AugmentOption,
     DataOption,
     DeviceOption,
     OverwriteOption,
     SmoothingOption,
-    TaskArgument,
     TaskOptions,
     find_device,
     load_task,
@@ -32,9 +34,11 @@ from softshare.cli_tasks import (
 from softshare.cli_tune import tune
 from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
-from softshare.config import CompressConfig
+from softshare.config import CompressConfig, EncodeConfig
+from softshare.datafree import compress_weights
 from softshare.errors import ConfigError, DivergedError, SoftShareError
 from softshare.evaluate import Result, final_error, measure
+from softshare.export import export_onnx, export_sparse
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.options import with_config_options
 from softshare.page import load_results, stale_files, wanted_files, write_file
@@ -80,6 +84,10 @@ app = typer.Typer(
 out = Console(markup=False)
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of NAME.sws files, each with NAME.json beside it.")]
+BatchNormOption = Annotated[
+    bool,
+    typer.Option("--batch-norm", help="Re-estimate batch-norm statistics on the task's training data after loading."),
+]
 
 
 def _target_option(help: str) -> Any:
@@ -142,8 +150,14 @@ def pretrain(
 @app.command()
 @with_config_options
 def compress(
-    task: TaskArgument,
     overrides: dict[str, Any],
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"An experiment ({', '.join(EXPERIMENTS)}) or FILE.py:make_task. Left out: --weights are compressed "
+            "as they are, without data."
+        ),
+    ] = None,
     max_error: Annotated[
         float | None,
         _target_option("Steer the run to the smallest file of at most this error, in percent, on validation data."),
@@ -154,12 +168,30 @@ def compress(
     max_bytes: Annotated[
         int | None, _target_option("Steer the run to the best network whose file has at most so many bytes.")
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/NAME.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for the run; default: runs/NAME. Without a task, the file to write; default: the weights' "
+            "name with .sws.",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
             help="Pre-trained weights (safetensors). Without them an experiment takes those that pretrain has left in "
             "the folder, or pre-trains first."
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", help="Without a task: at most so many bits a weight, of the whole file."),
+    ] = None,
+    weight_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            help="Without a task: at most this error of a tensor's weights, by root mean squares; 0.05 is 5%.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -194,7 +226,21 @@ def compress(
     retraining in the folder. An experiment starts from a few settings of its own, which result.json records; your
     task from the defaults. A target that is not met ends with exit status 1, and the nearest that was found is in the
     folder.
+
+    Without a task: `--weights model.safetensors --bits 3` or `--weight-error 0.05` writes a file, fitted to the
+    weights alone. Nothing is trained, so expect far larger files for the same accuracy. Of the settings only --rule and
+    those of the file count.
     """
+    if task is None:
+        options = TaskOptions(data, augment, label_smoothing, from_scratch)
+        _require_no_task_options(overrides, options, paper, device)
+        _compress_weights(weights, folder, bits, weight_error, overrides, overwrite)
+        return
+    if bits is not None or weight_error is not None:
+        flag = "--weight-error" if bits is None else "--bits"
+        raise ConfigError(
+            f"{flag}: only without a task; with one, --zeroing, --tau and --width trade bytes for accuracy"
+        )
     target = _target(max_error, max_error_increase, max_bytes)
     ours = EXPERIMENTS[task].compress if task in EXPERIMENTS else CompressConfig()
     config = (CompressConfig.paper() if paper else ours).override(**overrides)
@@ -272,23 +318,91 @@ def evaluate(
     ] = None,
     device: DeviceOption = "auto",
     data: DataOption = None,
+    batch_norm: BatchNormOption = False,
 ) -> None:
-    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json."""
+    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json.
+
+    With --batch-norm it is another network than the one of result.json, and may differ.
+    """
     result = Result.load(run / RESULT)
     try:
         loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
     load_into_(loaded.model, run / MODEL)
+    if batch_norm:
+        reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
         f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",
         highlight=False,
     )
-    if (error, n_bytes) != (result.error_after, result.file_bytes):
+    if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("They differ.")
         raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    onnx: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the network as ONNX, with dense quantized weights.")
+    ] = None,
+    sparse: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a state dict for torch.load, its matrices as sparse CSR tensors where those are smaller.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="For ONNX: the network, as an experiment or FILE.py:make_task.")
+    ] = None,
+    batch_norm: BatchNormOption = False,
+    data: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a file's network for others to run: as ONNX, or as torch's sparse tensors.
+
+    ONNX is run by onnxruntime before it is written, on the first batch of the task, and must give what PyTorch gives.
+    The input is the batch, or the first item of it.
+    """
+    targets = [target for target in (onnx, sparse) if target is not None]
+    if not targets:
+        raise ConfigError("expected --onnx FILE or --sparse FILE, got neither")
+    for target in targets:
+        if target.exists() and not overwrite:
+            raise ConfigError(f"{target} exists already; give --overwrite or another name")
+    if onnx is None and (task or batch_norm or data):
+        raise ConfigError("--task, --batch-norm, --data: only for --onnx; leave them out")
+    if sparse is not None:
+        n_sparse = export_sparse(file, sparse)
+        out.print(f"{n_sparse} sparse tensors written to {sparse}", highlight=False, soft_wrap=True)
+    if onnx is not None:
+        if task is None:
+            raise ConfigError("--onnx: a file has weights and no network; give it by --task")
+        loaded = load_task(task, "auto", 0, TaskOptions(data))
+        load_into_(loaded.model, file)
+        if batch_norm:
+            reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
+        difference = export_onnx(loaded.model, (_first_input(loaded),), onnx)
+        out.print(
+            f"written to {onnx}; onnxruntime's outputs are PyTorch's to within {difference:.1g} of the largest",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _first_input(task: Task) -> Tensor:
+    batch = next(iter(task.train))
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if not isinstance(first, Tensor):
+        raise ConfigError(
+            f"--onnx: expected batches that are a tensor or begin with one, got {type(first).__name__}; in Python, "
+            "softshare.export_onnx(model, inputs, path)"
+        )
+    return first
 
 
 @app.command()
@@ -486,6 +600,49 @@ def _run(
             ),
             highlight=False,
         )
+
+
+def _require_no_task_options(overrides: Iterable[str], options: TaskOptions, paper: bool, device: str) -> None:
+    of_file = {"rules", *(f.name for f in dataclasses.fields(EncodeConfig))}
+    flags = [f"--{name.replace('_', '-')}" for name in overrides if name not in of_file]
+    flags += [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options) if getattr(options, f.name)]
+    flags += ["--paper"] * paper + ["--device"] * (device != "auto")
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: without a task nothing is trained; leave the option out or give a task")
+
+
+def _compress_weights(
+    weights: Path | None,
+    file: Path | None,
+    bits: float | None,
+    weight_error: float | None,
+    overrides: dict[str, Any],
+    overwrite: bool,
+) -> None:
+    if weights is None:
+        raise ConfigError(
+            f"expected a task ({', '.join(EXPERIMENTS)} or FILE.py:make_task), or --weights to compress without one"
+        )
+    if bits is None and weight_error is None:
+        raise ConfigError("without a task: give --bits, of a weight in the file, or --weight-error, as 0.05")
+    file = file or weights.with_suffix(".sws")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists already; give --overwrite or another --out")
+    start = time.perf_counter()
+    rules = overrides.pop("rules", ())
+    fitted = compress_weights(
+        weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+    )
+    fitted.save(file)
+    out.print(tables.file_table(inspect_file(file), str(file)))
+    worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+    total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    out.print(
+        f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
+        f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _pretrain(task: Task, name: str, folder: Path, seed: int) -> None:

@@ -1,0 +1,108 @@
+"""Time and memory of compressing a transformer's checkpoint without data, by the command line, in a process of its own.
+
+    python benchmarks/bench_datafree.py                        # 20 M weights, 3 bits a weight
+    python benchmarks/bench_datafree.py --bits 6 --million 50
+
+The checkpoint is made up: the shapes of a decoder (embedding tied with the head, attention, feed-forward, layer
+norm), in each matrix normal weights with a log-normal scale for each row and column. Time is that of the whole command,
+start and compilation included, by the clock and by the processor. Memory is the peak of the process and, beside it,
+what it takes just to be started: torch, numba and the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+MEASURED = """
+import re, sys
+from pathlib import Path
+import softshare.cli, softshare.codec.adaptive, softshare.codec.planes
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+before = peak()
+status = softshare.cli.main(sys.argv[1:])
+print("PEAK", before, peak(), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+class Decoder(nn.Module):
+    """Only for its state dict."""
+
+    def __init__(self, million: float, width: int = 512) -> None:
+        super().__init__()
+        vocabulary = round(million * 1e6 * 0.4 / width)
+        n_blocks = max(1, round(million * 1e6 * 0.6 / (12 * width**2)))
+        self.embedding = nn.Embedding(vocabulary, width)
+        block = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
+        self.blocks = nn.TransformerEncoder(block, n_blocks, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def made_up_(self) -> Decoder:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.normal_(std=0.02)
+                if p.dim() == 2:
+                    for k in (0, 1):
+                        p.mul_(torch.randn(p.shape[k]).mul(0.3).exp().unsqueeze(1 - k))
+        return self
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--million", type=float, default=20, help="weights")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--bits", default="3")
+    target.add_argument("--weight-error")
+    options = parser.parse_args()
+    aim = ["--weight-error", options.weight_error] if options.weight_error else ["--bits", options.bits]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, file = Path(folder) / "model.safetensors", Path(folder) / "model.sws"
+        safetensors.torch.save_model(Decoder(options.million).made_up_(), str(checkpoint))
+        command = [sys.executable, "-c", MEASURED, "compress", "--weights", str(checkpoint), "--out", str(file), *aim]
+        load, start = os.getloadavg()[0], time.perf_counter()
+        run = subprocess.run(command, capture_output=True, text=True)
+        seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if run.returncode:
+            raise SystemExit(run.stderr)
+        before, peak = (float(word) for word in run.stderr.rpartition("PEAK ")[2].split())
+        mib, n = checkpoint.stat().st_size / 2**20, _n(safetensors.torch.load_file(checkpoint))
+        row = {
+            "weights": n,
+            "checkpoint_mib": round(mib, 1),
+            "bits_per_weight": round(8 * file.stat().st_size / n, 4),
+            "seconds": round(seconds, 1),
+            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+            "started_mib": round(before, 1),
+            "peak_mib": round(peak, 1),
+            "rise_over_checkpoint": round((peak - before) / mib, 2),
+            "peak_over_checkpoint": round(peak / mib, 2),
+            "cores": os.cpu_count(),
+            "load_before": round(load, 1),
+        }
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+def _n(state: dict[str, Tensor]) -> int:
+    return sum(t.numel() for t in state.values())
+
+
+if __name__ == "__main__":
+    main()

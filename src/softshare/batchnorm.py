@@ -1,0 +1,42 @@
+"""Batch-norm statistics of a network whose weights have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softshare.errors import ConfigError, ModelError
+
+
+@torch.no_grad()
+def reestimate_batch_norm_(
+    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], object]
+) -> None:
+    """Replace running means and variances by averages over the batches; `forward` runs the model, as a loss does.
+
+    Nothing else changes: all other modules run as in evaluation.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not norms:
+        raise ModelError("the network has no batch norm that keeps statistics: there is nothing to re-estimate")
+    modes, momenta, n_batches = [(m, m.training) for m in model.modules()], [m.momentum for m in norms], 0
+    try:
+        model.eval()
+        for m in norms:
+            m.reset_running_stats()
+            m.momentum = None  # the plain average of all batches
+            m.train()
+        for batch in batches:
+            forward(model, batch)
+            n_batches += 1
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum = momentum
+        for module, training in modes:
+            module.training = training
+    if not n_batches:
+        raise ConfigError("batch norm: expected at least one batch to estimate statistics from, got none")

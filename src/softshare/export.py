@@ -1,0 +1,113 @@
+"""Ways out: a network as ONNX with its quantized weights, or a file's matrices as torch's compressed sparse rows."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from softshare.codec import MAX_BYTES, decode
+from softshare.errors import ConfigError, ModelError, NotAvailableError
+from softshare.files import read_bytes, write_atomic
+from softshare.quantize import QuantizedTensor
+
+TOLERANCE = 1e-4  # of an output, relative to the largest: other orders of float sums are far below it
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+@torch.no_grad()
+def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.PathLike[str]) -> float:
+    """Write the network as it is, in evaluation mode, with dense weights; returns the largest difference of an output.
+
+    It is run by onnxruntime on the same inputs first. Where that does not give what PyTorch gives, nothing is written.
+    The first dimension of every input may have any size, if the network allows for it.
+    """
+    missing = [name for name in _ONNX if find_spec(name) is None]
+    if missing:
+        raise NotAvailableError(f"ONNX needs {', '.join(missing)}: pip install 'softshare[onnx]'")
+    if not isinstance(inputs, tuple) or not all(isinstance(t, Tensor) for t in inputs):
+        raise ConfigError(f"export_onnx: expected a tuple of tensors, the model's inputs, got {type(inputs).__name__}")
+    training = model.training
+    model.eval()
+    try:
+        data = _onnx(model, inputs)
+        expected = model(*inputs)
+    finally:
+        model.train(training)
+    wanted = [t.cpu() for t in tree_leaves(expected) if isinstance(t, Tensor)]
+    difference = _difference(_run(data, inputs), wanted)
+    if not difference <= TOLERANCE:
+        raise ModelError(
+            f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than {TOLERANCE:g}; "
+            "nothing was written. Is there something random in the network?"
+        )
+    write_atomic(path, data)
+    return difference
+
+
+def _onnx(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
+    shapes = [{0: torch.export.Dim.AUTO} if t.dim() else {} for t in inputs]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's exporter warns of its own parts
+            # Not optimized: batch norm would be folded into the weights, which are then no longer the quantized ones.
+            program = torch.onnx.export(
+                model, inputs, dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False
+            )
+    except Exception as error:  # whatever the network's code, or torch's reading of it, has run into
+        raise ModelError(f"torch cannot export this network to ONNX: {error}") from error
+    if program is None:
+        raise ModelError("torch has exported nothing")
+    data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+def _run(data: bytes, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    given = {name: t.detach().cpu().numpy() for name, t in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(values) for values in session.run(None, given)]
+
+
+def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """The largest of all outputs, relative to the largest value of its output."""
+    if [t.shape for t in found] != [t.shape for t in wanted]:
+        shapes = [[tuple(t.shape) for t in ts] for ts in (wanted, found)]
+        raise ModelError(f"expected outputs of shapes {shapes[0]} from onnxruntime, got {shapes[1]}")
+    pairs = [(f.double(), w.double()) for f, w in zip(found, wanted, strict=True) if w.numel()]
+    return max((float((f - w).abs().max() / w.abs().max().clamp(min=1e-30)) for f, w in pairs), default=0.0)
+
+
+def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = MAX_BYTES) -> dict[str, Tensor]:
+    """The state dict a file decodes to, its shared matrices as sparse CSR tensors where those are smaller."""
+    quantized = decode(read_bytes(path), max_bytes=max_bytes)
+    state = {name: _sparse(t) if isinstance(t, QuantizedTensor) else t for name, t in quantized.tensors.items()}
+    return state | {alias: state[name] for alias, name in quantized.tied.items()}
+
+
+def _sparse(tensor: QuantizedTensor) -> Tensor:
+    dense, size, width = tensor.dense(), tensor.indices.numel(), tensor.dtype.itemsize
+    if dense.dim() != 2 or (width + 4) * tensor.n_nonzero + 4 * (len(dense) + 1) >= width * size:
+        return dense
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta
+        rows = dense.to_sparse_csr()
+        return torch.sparse_csr_tensor(rows.crow_indices().int(), rows.col_indices().int(), rows.values(), dense.shape)
+
+
+def export_sparse(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
+    """Write what `load_sparse` gives for `torch.load(path, weights_only=True)`; returns how many tensors are sparse."""
+    if Path(path).suffix not in (".pt", ".pth"):
+        raise ConfigError(f"sparse: expected a .pt or .pth file, as torch.load reads it, got {os.fspath(path)}")
+    state, buffer = load_sparse(source), io.BytesIO()
+    torch.save(state, buffer)
+    write_atomic(path, buffer.getvalue())
+    return len({id(t) for t in state.values() if t.layout == torch.sparse_csr})
