@@ -191,7 +191,7 @@ class RetrainConfig:
 
     epochs: int = option(30, "Passes over the training data.", Range(15, 60))
     tau: float = option(
-        0.05,
+        0.03,
         "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.",
         Range(1e-3, 0.2, log=True),
     )
@@ -208,7 +208,7 @@ class RetrainConfig:
         0.2, "Share of the run after which the network is trained on quantized weights (1: never).", Range(0.05, 0.5)
     )
     zeroing: float = option(
-        0.1,
+        0.3,
         "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
         "asks for their bits (0: none).",
         Range(0.01, 10.0, log=True),
