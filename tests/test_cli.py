@@ -480,7 +480,7 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
 def test_compress_an_experiment_from_scratch(
     mnist: tuple[Split, Split, Split], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softshare.cli.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
+    monkeypatch.setattr("softshare.cli_run.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
     args = ["compress", "lenet-300-100", "--from-scratch", "--epochs", 1, "--seed", 4, "--out", tmp_path / "run"]
     assert run(*args) == 0
     assert sorted(os.listdir(tmp_path / "run")) == RUN_FILES
@@ -635,7 +635,7 @@ def test_bad_options(option: str, value: str, name: str, tmp_path: Path, refused
 def test_a_rule_that_matches_nothing_is_found_out_before_the_pre_training(
     mnist: tuple[Split, Split, Split], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refusals
 ) -> None:
-    monkeypatch.setattr("softshare.cli.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
+    monkeypatch.setattr("softshare.cli_run.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
     refused("compress", "lenet-300-100", "--rule", "keep:conv*", "--out", tmp_path / "run", naming="keep:conv*")
 
 
@@ -689,7 +689,7 @@ def test_augmentation_and_smoothing_reach_the_task_and_the_result(
         seen.append(args[3])
         return make(*args)
 
-    monkeypatch.setattr("softshare.cli.make_task", noting)
+    monkeypatch.setattr("softshare.cli_compress.make_task", noting)
     monkeypatch.setattr("softshare.cli_tasks.make_task", noting)
     given = experiments.TaskConfig(augment=True, label_smoothing=0.1)
     flags = "--augment", "--label-smoothing", 0.1

@@ -100,7 +100,8 @@ ROUTE = [
     ["study_files"],
     ["tune"],
     ["cli_tasks"],
-    ["cli_tune"],
+    ["cli_files", "cli_results", "cli_run", "cli_tune", "cli_weights"],
+    ["cli_compress"],
     ["cli"],
     ["__main__"],
 ]

@@ -291,7 +291,7 @@ def drawing(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         return b"PNG " + data.digest.encode()
 
     page = sys.modules["softshare.page"]
-    cli = sys.modules["softshare.cli"]
+    cli = sys.modules["softshare.cli_results"]
     for module in (page, cli):
         monkeypatch.setattr(module, "can_draw", lambda: state.on)
     monkeypatch.setattr(page, "draw_pareto", draw)

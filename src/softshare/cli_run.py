@@ -1,0 +1,144 @@
+"""A run of the command line: a task compressed into a folder, and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from softshare import tables
+from softshare.cli_tasks import TaskOptions, find_device, load_task
+from softshare.codec import inspect as inspect_file
+from softshare.config import CompressConfig
+from softshare.errors import DivergedError
+from softshare.evaluate import measure
+from softshare.hooks import CsvLog, ProgressBar
+from softshare.report.frames import FrameLog
+from softshare.report.live import LivePage
+from softshare.report.tensorboard import TensorBoardLog
+from softshare.retrain import Hook
+from softshare.route import compress as compress_task
+from softshare.runs import (
+    FRAMES,
+    HISTORY,
+    LAST_GOOD,
+    MODEL,
+    PRETRAINED,
+    RESULT,
+    RETRAINED,
+    UNFINISHED,
+    earlier_files,
+    load_checkpoint,
+    output_folder,
+    save_checkpoint,
+)
+from softshare.target import Target
+from softshare.task import Task
+from softshare.weights import WeightView, load_state_
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_
+
+out = Console(markup=False)
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Further ways to follow a run."""
+
+    live: bool = False
+    live_port: int = 0
+    tensorboard: Path | None = None
+
+    @contextlib.contextmanager
+    def hooks(self, folder: Path) -> Iterator[list[Hook]]:
+        """To be listed after those that write to the folder."""
+        found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
+        with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
+            if page:
+                out.print(f"live: {page.address}", highlight=False)
+                found.append(page)
+            yield found
+
+
+def run_task(
+    spec: str,
+    folder: Path,
+    config: CompressConfig,
+    method: str,
+    weights: Path | None,
+    overwrite: bool,
+    device: str,
+    options: TaskOptions,
+    watching: Watching | None = None,
+    target: Target | None = None,
+) -> None:
+    """Pre-train where that is due, compress, measure, leave all in the folder and show it."""
+    start = time.perf_counter()
+    seed = config.retrain.seed
+    task = load_task(spec, device, seed, options)
+    pretrains = spec in EXPERIMENTS and not weights and not options.from_scratch
+    if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
+        weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
+    if weights:
+        load_state_(task.model, load_checkpoint(weights), str(weights))
+        out.print(f"pre-trained weights: {weights}", highlight=False)
+    WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
+    with (
+        (watching or Watching()).hooks(folder / UNFINISHED) as watchers,
+        output_folder(folder, overwrite) as unfinished,
+    ):
+        if pretrains and not weights:
+            pretrain_into(task, spec, unfinished, seed)
+        else:
+            save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
+        film = FrameLog(unfinished / FRAMES)
+        try:
+            hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
+            compressed = compress_task(task, config, hooks, target=target)
+        except DivergedError as error:
+            save_checkpoint(unfinished / LAST_GOOD, error.state)
+            raise
+        film.finish(compressed.mixtures)
+        save_checkpoint(unfinished / RETRAINED, compressed.retrained)
+        compressed.save(unfinished / MODEL)
+        fresh = get_experiment(spec).make_model().to(find_device(device)) if spec in EXPERIMENTS else None
+        result = measure(task, compressed, config, method=method, model=fresh)
+        if spec in EXPERIMENTS:
+            result = dataclasses.replace(result, config={**result.config, **options.changes(spec)})
+        result.save(unfinished / RESULT)
+    out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
+    for message in compressed.messages:
+        out.print(message, highlight=False)
+    out.print(tables.account_table(result))
+    out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
+    out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    if compressed.outcome:
+        out.print(str(compressed.outcome), highlight=False)
+        if not compressed.outcome.met:
+            raise typer.Exit(1)
+        return
+    soft = compressed.history[config.retrain.epochs].validation_error  # before the codebooks are trained
+    if result.error_after > result.error_before + 1:
+        was_soft = config.retrain.hard_from >= 1
+        by_quantizing = was_soft and result.error_after - soft > soft - result.error_before
+        out.print(
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; at the end of retraining it "
+            f"was {soft:.2f}% on validation data. "
+            + (
+                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which "
+                "trains on quantized weights, more --components or more --epochs."
+                if by_quantizing
+                else "Try a smaller --tau, --zeroing or --width, more --epochs or another --lr-weights."
+            ),
+            highlight=False,
+        )
+
+
+def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
+    pretrain_(task, dataclasses.replace(get_experiment(name).pretrain, seed=seed), [ProgressBar("pre-train")])
+    save_checkpoint(folder / PRETRAINED, task.model.state_dict())

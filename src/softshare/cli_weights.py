@@ -1,0 +1,66 @@
+"""Compressing from the command line without a task: weights as they are, without data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from softshare import tables
+from softshare.cli_tasks import TaskOptions
+from softshare.codec import inspect as inspect_file
+from softshare.config import EncodeConfig
+from softshare.datafree import compress_weights
+from softshare.errors import ConfigError
+from softshare.zoo.experiments import EXPERIMENTS
+
+out = Console(markup=False)
+
+
+def require_no_task_options(overrides: Iterable[str], options: TaskOptions, paper: bool, device: str) -> None:
+    of_file = {"rules", *(f.name for f in dataclasses.fields(EncodeConfig))}
+    flags = [f"--{name.replace('_', '-')}" for name in overrides if name not in of_file]
+    flags += [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options) if getattr(options, f.name)]
+    flags += ["--paper"] * paper + ["--device"] * (device != "auto")
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: without a task nothing is trained; leave the option out or give a task")
+
+
+def compress_without_task(
+    weights: Path | None,
+    file: Path | None,
+    bits: float | None,
+    weight_error: float | None,
+    overrides: dict[str, Any],
+    overwrite: bool,
+) -> None:
+    """Fit a file to a checkpoint's weights and show it."""
+    if weights is None:
+        raise ConfigError(
+            f"expected a task ({', '.join(EXPERIMENTS)} or FILE.py:make_task), or --weights to compress without one"
+        )
+    if bits is None and weight_error is None:
+        raise ConfigError("without a task: give --bits, of a weight in the file, or --weight-error, as 0.05")
+    file = file or weights.with_suffix(".sws")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists already; give --overwrite or another --out")
+    start = time.perf_counter()
+    rules = overrides.pop("rules", ())
+    fitted = compress_weights(
+        weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+    )
+    fitted.save(file)
+    out.print(tables.file_table(inspect_file(file), str(file)))
+    worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+    total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    out.print(
+        f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
+        f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
