@@ -231,6 +231,7 @@ def test_plot_data() -> None:
         "softshare": [(5_000, 1.8), (5_100, 1.9), (5_200, 2.0)],
         "softshare, augmented": [(4_000, 1.7)],
     }
+    assert data.frontiers == {"our frontier": [(5_000, 1.8)], "our frontier, augmented": [(4_000, 1.7)]}
     assert data.published["Entropy-penalized reparameterization (2019)"] == [(8_560, 1.9)]
     assert data.published["pruning, fine-tuning and NNCodec 2.1.3 (measured, one seed)"] == [
         (14_300, 1.95),

@@ -23,17 +23,28 @@ class Pareto:
     experiment: str
     ours: Series
     published: Series
+    augmented: tuple[str, ...] = ()  # labels of ours whose training images were, where the paper's are not
 
     @property
     def digest(self) -> str:
         """Stands in the picture's metadata, so that a picture of other figures is known for one."""
-        values = json.dumps([self.experiment, self.ours, self.published])
+        values = json.dumps([self.experiment, self.ours, self.published, self.augmented])
         return hashlib.sha256(values.encode()).hexdigest()
+
+    @property
+    def frontiers(self) -> Series:
+        """Of ours, with augmentation and without: only like is compared with like."""
+        groups: Series = {}
+        for label, values in self.ours.items():
+            name = "our frontier, augmented" if label in self.augmented else "our frontier"
+            groups.setdefault(name, []).extend(values)
+        return {name: frontier(values) for name, values in groups.items()}
 
 
 def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
     """Every result of ours, and every published row of real bytes."""
     ours: Series = {}
+    points = list(points)
     for point in points:
         ours.setdefault(point.label, []).extend((r.file_bytes, r.error_after) for r in point.results)
     theirs: Series = {}
@@ -41,7 +52,7 @@ def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
         if row.accounting == "c" and row.n_bytes is not None:  # estimates may not share an axis with bytes
             label = f"{row.who} ({row.note})" if row.note else row.who
             theirs.setdefault(label, []).append((row.n_bytes, row.error_after))
-    return Pareto(experiment, ours, theirs)
+    return Pareto(experiment, ours, theirs, tuple(sorted({p.label for p in points if p.augmented})))
 
 
 def frontier(values: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -62,7 +73,7 @@ def can_draw() -> bool:
 
 
 def draw_pareto(data: Pareto) -> bytes:
-    """A PNG: ours filled, with their frontier; the published ones as rings."""
+    """A PNG: ours filled, with their frontiers; the published ones as rings."""
     if not can_draw():
         raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
@@ -74,9 +85,13 @@ def draw_pareto(data: Pareto) -> bytes:
         filled = colour if k < len(data.ours) else "none"
         n_bytes, errors = zip(*values, strict=True)
         axes.scatter(n_bytes, errors, s=28, facecolors=filled, edgecolors=colour, label=label)
-    best = frontier(value for values in data.ours.values() for value in values)
-    axes.plot(*zip(*best, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="our frontier")
+    for name, best in data.frontiers.items():
+        dashes = "--" if "augmented" in name else "-"
+        axes.plot(*zip(*best, strict=True), dashes, color="black", linewidth=0.8, drawstyle="steps-post", label=name)
     axes.set(xscale="log", xlabel="bytes", ylabel="test error %", title=data.experiment)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter("{x:,.0f}")
+    axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=45)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")
     file = io.BytesIO()
