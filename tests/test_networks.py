@@ -11,7 +11,7 @@ import softshare as ss
 from networks import NETWORKS, make_task
 from softshare.codec import decode
 
-CONFIG = ss.CompressConfig().override(epochs=8, lr_weights=3e-3, tau=0.003, zero_mixing=0.9)
+CONFIG = ss.CompressConfig().override(epochs=8, lr_weights=3e-3, tau=0.003, zeroing=0.1, zero_mixing=0.9)
 NORMS = {  # what is kept as it is
     "transformer": {"position", *(f"block.norm{k}.{p}" for k in (1, 2) for p in ("weight", "bias"))}
     | {"norm.weight", "norm.bias"},

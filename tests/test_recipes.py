@@ -19,11 +19,12 @@ METHODS = {
         "paper",
         "paper-no-hyperpriors",
         "softshare",
+        "softshare-small",
         "softshare-from-scratch",
         "softshare-augmented",
         *BASELINES,
     ],
-    "lenet-5-caffe": ["paper", "softshare", "softshare-augmented", *BASELINES],
+    "lenet-5-caffe": ["paper", "softshare", "softshare-small", "softshare-augmented", *BASELINES],
     "wrn-16-4": ["paper", "softshare"],
 }
 
@@ -59,11 +60,19 @@ def test_augmentation_is_in_the_name() -> None:
         assert r.task.augment == r.method.endswith("-augmented")
 
 
-def test_from_scratch_is_in_the_name_and_otherwise_the_same() -> None:
+def test_from_scratch_is_in_the_name() -> None:
     for r in RECIPES:
         assert (r.pretrain is None) == r.method.endswith("-from-scratch")
-    ours, scratch = (get_recipe("lenet-300-100", method) for method in ("softshare", "softshare-from-scratch"))
-    assert dataclasses.replace(scratch, method=ours.method, pretrain=ours.pretrain) == ours
+
+
+@pytest.mark.parametrize("experiment", ["lenet-300-100", "lenet-5-caffe"])
+def test_small_is_more_zeroing_and_otherwise_the_same(experiment: str) -> None:
+    ours, small = (get_recipe(experiment, method) for method in ("softshare", "softshare-small"))
+    assert isinstance(ours.config, CompressConfig)
+    assert isinstance(small.config, CompressConfig)
+    assert small.config.retrain.zeroing > ours.config.retrain.zeroing
+    same = ours.config.override(zeroing=small.config.retrain.zeroing)
+    assert dataclasses.replace(ours, method="softshare-small", config=same) == small
 
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r.method in BASELINES], ids=lambda r: r.experiment)
