@@ -39,6 +39,7 @@ def fill(folder: Path, *names: str) -> None:
 
 def fail(folder: Path, name: str, content: bytes, error: BaseException) -> None:
     """A run that ends after it has written one file."""
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     raise error
 
@@ -128,8 +129,7 @@ def test_a_report_of_an_unfinished_run_goes_with_it(tmp_path: Path) -> None:
     assert contents(tmp_path) == {MODEL: b"x", "report/index.html": b"earlier index.html"}
     assert not folder.exists()
     with pytest.raises(ConfigError), output_folder(tmp_path, overwrite=True) as folder:
-        fill(folder / "report", "index.html")
-        raise ConfigError("no")
+        fail(folder, "report/index.html", b"page", ConfigError("no"))
     assert not folder.exists()
 
 
