@@ -1,4 +1,4 @@
-"""Training curves: everything history.csv has, over the epochs."""
+"""Training curves: what history.csv has, but for the seconds, over the epochs."""
 
 from __future__ import annotations
 
