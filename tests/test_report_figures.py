@@ -211,6 +211,19 @@ def test_curves_are_the_history(run: Run) -> None:
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in run.history]
 
 
+def test_the_prior_is_not_drawn_where_the_codebooks_are_trained(layers: Run) -> None:
+    """Under no prior the history has 0 for it and for tau."""
+    after = tuple(row | {"epoch": 4.0 + k, "prior_loss": 0.0, "tau": 0.0} for k, row in enumerate(layers.history[-2:]))
+    curves = {curve.title: curve for curve in curves_data(dataclasses.replace(layers, history=layers.history + after))}
+    for title, column in (("Prior", "prior_loss"), ("tau", "tau")):
+        values = curves[title].lines[""]
+        assert values[:5].tolist() == [row[column] for row in layers.history]
+        assert np.isnan(values[5:]).all()
+        with styled():
+            assert to_png(draw_curves(curves[title])).startswith(b"\x89PNG")
+    assert not np.isnan(curves["Components in use"].lines[""]).any()
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_densities_of_nothing_and_of_all_are_drawn(value: float) -> None:
     columns = ("epoch", "validation_error", "task_loss", "prior_loss", "complexity_bits", "components_alive", "tau")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +21,8 @@ from softshare.errors import ConfigError, NotAvailableError
 from softshare.hooks import CsvLog
 from softshare.prior import MixturePrior
 from softshare.report.frames import FrameLog
-from softshare.report.live import LivePage
+from softshare.report.live import HOST, LivePage
+from softshare.report.run import Run
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.runs import FRAMES, HISTORY
 
@@ -87,6 +91,35 @@ def test_the_server_stops_with_the_run(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         get(page.address)
+
+
+def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_end(tmp_path: Path) -> None:
+    page = LivePage(tmp_path)
+    page.__enter__()
+    with socket.create_connection((HOST, urlsplit(page.address).port or 0)):  # as browsers do ahead of a request
+        asking = threading.Thread(target=get, args=[page.address], daemon=True)
+        stopping = threading.Thread(target=page.__exit__, args=[None, None, None], daemon=True)
+        for thread in (asking, stopping):
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_browsers_that_ask_at_once_get_one_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def draw(run: Run, *_: object) -> str:
+        drawn.append(run)
+        time.sleep(0.2)  # long enough for the others to ask
+        return "drawn"
+
+    monkeypatch.setattr("softshare.report.live.draw_svgs", lambda *_: [])
+    monkeypatch.setattr("softshare.report.live.render_page", draw)
+    with LivePage(tmp_path) as page, ThreadPoolExecutor(4) as pool:
+        train(tmp_path, page)
+        answers = list(pool.map(get, [page.address] * 4))
+    assert answers == [(200, "drawn")] * 4
+    assert len(drawn) == 1
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

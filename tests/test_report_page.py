@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from softshare.cli import main
 from softshare.codec import inspect
 from softshare.errors import NotAvailableError
 from softshare.report.figures import FIGURES
+from softshare.report.page import render_page
+from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
 
 PICTURES = {plot.name for plot in FIGURES}
@@ -93,6 +96,26 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
     css = (Path(require_matplotlib.__code__.co_filename).parent / "page.css").read_text()
     for name in VARIABLES.values():
         assert len(re.findall(rf"--{name}: #", css)) == 2, name
+
+
+@pytest.mark.parametrize(
+    ("limit", "reached", "card"),
+    [
+        ({"max_bytes": 5000}, 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
+        ({"max_error": 2.5}, 2.75, "<b>not met</b><span>target: at most 2.5% validation error; 2.75% reached</span>"),
+        ({"max_error_increase": 0.5}, 1.5, "<b>met</b><span>target: at most 2% validation error; 1.5% reached</span>"),
+    ],
+)
+def test_a_target_is_in_the_headline(written: Path, limit: dict[str, float], reached: float, card: str) -> None:
+    run = Run.load(written)
+    assert run.result is not None
+    none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
+    assert "target" not in render_page(run, none).partition("</header>")[0]
+    value = 2.0 if "max_error_increase" in limit else next(iter(limit.values()))
+    outcome = {"limit": value, "reached": reached, "met": reached <= value}
+    result = dataclasses.replace(run.result, config=run.result.config | {"target": limit}, outcome=outcome)
+    header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
+    assert card in header
 
 
 def test_a_folder_that_is_no_run_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ def fill(folder: Path, *names: str) -> None:
 
 def fail(folder: Path, name: str, content: bytes, error: BaseException) -> None:
     """A run that ends after it has written one file."""
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     raise error
 
@@ -115,6 +116,40 @@ def test_a_stop_leaves_the_unfinished_files_and_the_next_run_replaces_them(tmp_p
     with output_folder(tmp_path, overwrite=False) as folder:
         (folder / MODEL).write_bytes(b"x")
     assert contents(tmp_path) == {MODEL: b"x"}
+
+
+def test_a_report_of_an_unfinished_run_goes_with_it(tmp_path: Path) -> None:
+    """Both one that a stopped run has and one that is written while the next run is under way."""
+    fill(tmp_path / ".unfinished" / "report" / "figures", "film-1.svg")
+    fill(tmp_path / "report", "index.html")
+    with output_folder(tmp_path, overwrite=False) as folder:
+        assert contents(folder) == {}
+        fill(folder / "report", "index.html")
+        (folder / MODEL).write_bytes(b"x")
+    assert contents(tmp_path) == {MODEL: b"x", "report/index.html": b"earlier index.html"}
+    assert not folder.exists()
+    with pytest.raises(ConfigError), output_folder(tmp_path, overwrite=True) as folder:
+        fail(folder, "report/index.html", b"page", ConfigError("no"))
+    assert not folder.exists()
+
+
+def test_overwrite_takes_the_earlier_report_away(tmp_path: Path) -> None:
+    fill(tmp_path, *FILES)
+    fill(tmp_path / "report" / "figures", "film-1.svg")
+    fill(tmp_path / "report", "index.html")
+    before = contents(tmp_path)
+    with output_folder(tmp_path, overwrite=True) as folder:
+        assert contents(tmp_path) == before  # until the new run is done
+        (folder / RESULT).write_bytes(b"new")
+    assert contents(tmp_path) == {RESULT: b"new"}
+
+
+def test_overwrite_leaves_a_folder_that_is_only_called_report(tmp_path: Path) -> None:
+    fill(tmp_path, *FILES)
+    fill(tmp_path / "report", "thesis.tex")
+    with output_folder(tmp_path, overwrite=True):
+        pass
+    assert contents(tmp_path) == {"report/thesis.tex": b"earlier thesis.tex"}
 
 
 def test_an_error_leaves_no_empty_folder_behind(tmp_path: Path) -> None:

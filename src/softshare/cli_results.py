@@ -20,6 +20,7 @@ from softshare.page import load_results, stale_files, wanted_files, write_file
 from softshare.pareto import can_draw
 from softshare.report.write import write_report
 from softshare.reproduce import reproduce as reproduce_results
+from softshare.runs import REPORT
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
 from softshare.zoo.experiments import EXPERIMENTS
@@ -115,7 +116,7 @@ def report(
 
     Weights before and after, the mixture in training, where the bytes are, and more. Needs matplotlib.
     """
-    page, *pictures = write_report(run, folder or run / "report")
+    page, *pictures = write_report(run, folder or run / REPORT)
     out.print(f"{page} written, and {len(pictures)} pictures beside it.", highlight=False, soft_wrap=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from softshare.files import read_bytes, write_atomic
 MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
 UNFINISHED = ".unfinished"
+REPORT, PAGE = "report", "index.html"  # a folder, and the page in it
 FILES = (MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD)
 
 
 def earlier_files(path: Path) -> list[str]:
-    """The files of a run that are in the folder already."""
+    """The files of a run that are in the folder."""
     return [name for name in FILES if (path / name).exists()]
 
 
@@ -46,8 +48,7 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
             if (unfinished / RETRAINED).exists() or (unfinished / LAST_GOOD).exists():
                 _move_up(unfinished, earlier)
             elif unfinished.exists():
-                _clear(unfinished)
-                unfinished.rmdir()
+                shutil.rmtree(unfinished)
             raise
         _move_up(unfinished, earlier)
     finally:
@@ -68,16 +69,24 @@ def _try_to_write(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
+    """Of folders too: an unfinished run may have a report."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:
+    """The run's own files, in place of the earlier ones; a report of these goes with them."""
+    path = unfinished.parent
     for name in earlier:
-        (unfinished.parent / name).unlink(missing_ok=True)
-    for file in unfinished.iterdir():
-        os.replace(file, unfinished.parent / file.name)
-    unfinished.rmdir()
+        (path / name).unlink(missing_ok=True)
+    if earlier and (path / REPORT / PAGE).exists() and not (path / REPORT).is_symlink():
+        shutil.rmtree(path / REPORT)
+    for name in earlier_files(unfinished):
+        os.replace(unfinished / name, path / name)
+    shutil.rmtree(unfinished)
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:

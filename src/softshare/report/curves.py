@@ -1,4 +1,4 @@
-"""Training curves: everything history.csv has, over the epochs."""
+"""Training curves: what history.csv has, but for the seconds, over the epochs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ def curves_data(run: Run) -> tuple[Curve, ...]:
     if not run.history:
         return ()
     epochs = np.array([row["epoch"] for row in run.history])
+    under_prior = np.array([row["prior_loss"] != 0 for row in run.history])  # not where the codebooks are trained
     found = []
     for column, (title, unit) in _CURVES.items():
         values = np.array([row[column] for row in run.history])
+        if column in ("prior_loss", "tau"):
+            values = np.where(under_prior, values, np.nan)
         found.append(Curve(title, unit, epochs, {"": values / 8000 if column == "complexity_bits" else values}))
     names = [name for name in run.history[-1] if name.startswith(_DENSITY)]
     if names:

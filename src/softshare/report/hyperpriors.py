@@ -50,13 +50,12 @@ def hyperpriors_data(run: Run) -> tuple[HyperPrior, ...]:
 
 
 def _gamma(name: str, relative: bool, gamma: Gamma) -> HyperPrior:
-    mode = max(0.0, gamma.alpha - 1) / gamma.beta
+    mode = 1 / gamma.std**2
     spread = math.sqrt(gamma.alpha) / gamma.beta
     x = np.linspace(max(spread / 1e3, mode - 8 * spread), mode + 8 * spread, _POINTS)
     family = {gamma: str(gamma).replace(",", ", ")}
     if gamma.alpha > 1:
-        strength = (gamma.alpha - 1) / math.sqrt(gamma.alpha)
-        others = {Gamma.from_std(gamma.std, s * strength): s for s in _STRENGTHS if s != 1}
+        others = {Gamma.from_std(gamma.std, s * gamma.strength): s for s in _STRENGTHS if s != 1}
         family |= {g: f"{_times(s)} as strong" for g, s in others.items()}
     curves = {
         label: _highest_1(
@@ -73,18 +72,15 @@ def _beta(name: str, beta: Beta) -> HyperPrior:
     x = np.linspace(0, 1, 2 * _POINTS + 2)[1:-1]
     family = {beta: str(beta).replace(",", ", ")}
     if beta.alpha > 1 and beta.beta > 1:
-        count = beta.alpha + beta.beta - 2
-        mode = (beta.alpha - 1) / count
-        x = np.linspace(*_around(mode, beta), _POINTS)
-        others = {Beta(1 + s * count * mode, 1 + s * count * (1 - mode)): s for s in _STRENGTHS if s != 1}
+        x = np.linspace(*_around(1 - beta.free, beta), _POINTS)
+        others = {Beta.from_mode(beta.free, 2 + s * (beta.count - 2)): s for s in _STRENGTHS if s != 1}
         family |= {b: f"{_times(s)} as strong" for b, s in others.items()}
     curves = {label: _highest_1((b.alpha - 1) * np.log(x) + (b.beta - 1) * np.log1p(-x)) for b, label in family.items()}
     return HyperPrior(f"Beta: {name}", "mixing", x, curves, family[beta])
 
 
 def _around(mode: float, beta: Beta) -> tuple[float, float]:
-    total = beta.alpha + beta.beta
-    spread = math.sqrt(beta.alpha * beta.beta / (total + 1)) / total
+    spread = math.sqrt(beta.alpha * beta.beta / (beta.count + 1)) / beta.count
     return max(1e-9, mode - 8 * spread), min(1 - 1e-9, mode + 8 * spread)
 
 

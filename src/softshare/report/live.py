@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +16,7 @@ from softshare.report.style import require_matplotlib
 from softshare.retrain import EpochRecord, Hook
 
 HOST = "127.0.0.1"
+_TIMEOUT = 10  # seconds after which a client that says nothing is let go
 _WAITING = '<!doctype html><meta http-equiv="refresh" content="1"><title>softshare</title><p>No epoch yet.</p>'
 
 
@@ -30,8 +31,9 @@ class LivePage(Hook):
         self.folder = folder
         self._run: tuple[str, Run] | None = None  # with its version
         self._page = ("", "")  # a version, and the page of it
+        self._drawing = threading.Lock()  # every client has a thread of its own
         try:
-            self._server = HTTPServer((HOST, port), self._handler())
+            self._server = ThreadingHTTPServer((HOST, port), self._handler())
         except OSError as error:
             raise ConfigError(
                 f"--live-port {port}: cannot serve there ({error.strerror or error}); leave it out for a free one"
@@ -60,16 +62,19 @@ class LivePage(Hook):
     def _render(self) -> str:
         if self._run is None:
             return _WAITING
-        version, run = self._run
-        if self._page[0] != version:
-            svgs = {plot.name: draw_svgs(run, plot) for plot in IN_PAGE}
-            self._page = (version, render_page(run, svgs, version))
-        return self._page[1]
+        with self._drawing:
+            version, run = self._run
+            if self._page[0] != version:
+                svgs = {plot.name: draw_svgs(run, plot) for plot in IN_PAGE}
+                self._page = (version, render_page(run, svgs, version))
+            return self._page[1]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         live = self
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = _TIMEOUT
+
             def do_GET(self) -> None:
                 port = live._server.server_port
                 if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):

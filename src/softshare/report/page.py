@@ -67,9 +67,19 @@ def _headline(run: Run) -> str:
             "test error after": f"{result.error_after:.2f}%",
             "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
             "shared values": f"{result.n_components}",
-        }
+        } | _target(result)
     cards = "".join(f"<div><b>{html.escape(v)}</b><span>{k}</span></div>" for k, v in figures.items())
     return f'<div class="cards">{cards}</div>'
+
+
+def _target(result: Result) -> dict[str, str]:
+    outcome = result.outcome
+    if outcome is None:
+        return {}
+    in_bytes = "max_bytes" in result.config["target"]
+    limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else f"{outcome[k]:.4g}%" for k in ("limit", "reached"))
+    unit = "bytes" if in_bytes else "validation error"
+    return {f"target: at most {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
 
 
 def _section(plot: Plot, svgs: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ from softshare.report.figures import FIGURES, draw
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
+from softshare.runs import PAGE
 
-PAGE, PICTURES = "index.html", "figures"
+PICTURES = "figures"
 
 
 def write_report(run_folder: Path, folder: Path) -> list[Path]:
