@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 
 from softshare import tables
-from softshare.cli_tasks import TaskOptions
 from softshare.codec import inspect as inspect_file
 from softshare.config import EncodeConfig
 from softshare.datafree import compress_weights
@@ -22,13 +21,14 @@ from softshare.zoo.experiments import EXPERIMENTS
 out = Console(markup=False)
 
 
-def require_no_task_options(overrides: Iterable[str], options: TaskOptions, paper: bool, device: str) -> None:
+def require_no_task_options(overrides: Iterable[str], **others: object) -> None:
+    """Of the others, None or False stands for one that was not given."""
     of_file = {"rules", *(f.name for f in dataclasses.fields(EncodeConfig))}
-    flags = [f"--{name.replace('_', '-')}" for name in overrides if name not in of_file]
-    flags += [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options) if getattr(options, f.name)]
-    flags += ["--paper"] * paper + ["--device"] * (device != "auto")
-    if flags:
-        raise ConfigError(f"{', '.join(flags)}: without a task nothing is trained; leave the option out or give a task")
+    names = [name for name in overrides if name not in of_file]
+    names += [name for name, value in others.items() if value is not None and value is not False]
+    if names:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise ConfigError(f"{flags}: without a task nothing is trained; leave the option out or give a task")
 
 
 def compress_without_task(
