@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from softshare.errors import ConfigError, FormatError, SoftShareError
-from softshare.files import read_bytes, write_atomic
+from softshare.errors import ConfigError, SoftShareError
+from softshare.files import no_safetensors, read_bytes, write_atomic
 
 MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
@@ -93,5 +93,4 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
-        hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
-        raise FormatError(f"{os.fspath(path)} is not a safetensors file ({error}){hint}") from None
+        raise no_safetensors(path, error) from None
