@@ -176,6 +176,13 @@ def test_half_precision(tmp_path: Path) -> None:
     assert relative_error(loaded, w) <= 0.01
 
 
+@pytest.mark.parametrize("target", [{"bits": 4}, {"weight_error": 0.2}])
+def test_a_dtype_that_the_format_lacks(state: dict[str, Tensor], target: dict[str, float]) -> None:
+    state["a.weight"] = state["a.weight"].to(torch.float8_e4m3fn)
+    with pytest.raises(ModelError, match=r"'a\.weight': cannot store torch\.float8_e4m3fn; expected one of float32"):
+        ss.compress_weights(state, bits=target.get("bits"), weight_error=target.get("weight_error"))
+
+
 def test_han_too(state: dict[str, Tensor]) -> None:
     fitted = ss.compress_weights(state, bits=4, config=EncodeConfig(codec="han"))
     assert 3.8 <= fitted.bits_per_weight <= 4
