@@ -107,6 +107,18 @@ def test_refusals(weights: Path, args: list[object], message: str, capsys: pytes
     assert set(weights.parent.iterdir()) == before
 
 
+def test_the_folder_of_the_file_is_made(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the work; where that fails, it is gone again."""
+    file = tmp_path / "new" / "folder" / "small.sws"
+    assert run("compress", "--weights", weights, "--out", file, "--bits", 0.01) == 2
+    assert not (tmp_path / "new").exists()
+    assert run("compress", "--weights", weights, "--out", file, "--bits", 6) == 0
+    assert ss.inspect(file).codec == "adaptive"
+    capsys.readouterr()
+    assert run("compress", "--weights", weights, "--out", weights / "small.sws", "--bits", 0.01) == 2
+    assert f"cannot write to the folder {weights}" in capsys.readouterr().err
+
+
 def test_export_to_onnx(batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With and without batch-norm statistics re-estimated: each gives its own outputs."""
     file, task = batch_norm

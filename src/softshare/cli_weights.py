@@ -16,6 +16,7 @@ from softshare.codec import inspect as inspect_file
 from softshare.config import EncodeConfig
 from softshare.datafree import compress_weights
 from softshare.errors import ConfigError
+from softshare.runs import made_folder
 from softshare.zoo.experiments import EXPERIMENTS
 
 out = Console(markup=False)
@@ -51,10 +52,11 @@ def compress_without_task(
         raise ConfigError(f"{file} exists already; give --overwrite or another --out")
     start = time.perf_counter()
     rules = overrides.pop("rules", ())
-    fitted = compress_weights(
-        weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
-    )
-    fitted.save(file)
+    with made_folder(file.parent):
+        fitted = compress_weights(
+            weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+        )
+        fitted.save(file)
     out.print(tables.file_table(inspect_file(file), str(file)))
     worst = max(fitted.errors, key=lambda name: fitted.errors[name])
     total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))

@@ -27,6 +27,22 @@ def earlier_files(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Make the folder and those above it; those that are still empty at the end go again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the folder {path}: {error.strerror or error}") from error
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the first that is not empty ends it
+            for folder in made:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
 def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """A folder inside `path` to write a run into; once it is done, or has diverged, its files move up to `path`.
 
@@ -36,9 +52,8 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     earlier = earlier_files(path)
     if earlier and not overwrite:
         raise ConfigError(f"{path} holds an earlier run ({earlier[0]}); give --overwrite or another --out")
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     unfinished = path / UNFINISHED
-    try:
+    with made_folder(path):
         try:
             _try_to_write(unfinished)
             yield unfinished
@@ -50,10 +65,6 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
                 unfinished.rmdir()
             raise
         _move_up(unfinished, earlier)
-    finally:
-        with contextlib.suppress(OSError):  # the first that is not empty ends it
-            for folder in made:
-                folder.rmdir()
 
 
 def _try_to_write(folder: Path) -> None:
