@@ -43,10 +43,18 @@ def test_statistics_become_those_of_the_batches() -> None:
             assert torch.equal(t, before[name])
 
 
-def test_modes_are_put_back_after_an_error() -> None:
-    model = net().eval()
-    with pytest.raises(RuntimeError):
-        ss.reestimate_batch_norm_(model, [torch.ones(2, 7)], forward)
+@pytest.mark.parametrize(
+    ("batches", "error"), [([torch.ones(2, 3), torch.ones(2, 7)], RuntimeError), ([], ConfigError)]
+)
+def test_modes_and_statistics_are_put_back_after_an_error(batches: list[Tensor], error: type[Exception]) -> None:
+    torch.manual_seed(0)
+    model = net()
+    model(torch.randn(8, 3))
+    model.eval()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(error):
+        ss.reestimate_batch_norm_(model, batches, forward)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not any(m.training for m in model.modules())
     assert model[1].momentum == 0.1
 

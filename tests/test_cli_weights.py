@@ -85,6 +85,13 @@ def test_an_error_on_the_weights_and_options_of_the_file(weights: Path, capsys: 
         (["--weights", "W", "--bits", 3, "--tau", 0.1, "--paper"], "--tau, --paper: without a task nothing is trained"),
         (["--weights", "W", "--bits", 3, "--from-scratch"], "--from-scratch: without a task nothing is trained"),
         (["--weights", "W", "--bits", 3, "--device", "cpu"], "--device: without a task"),
+        (["--weights", "W", "--bits", 3, "--label-smoothing", 0], "--label-smoothing: without a task"),
+        (["--weights", "W", "--bits", 3, "--max-bytes", 900], "--max-bytes: without a task nothing is trained"),
+        (["--weights", "W", "--bits", 3, "--max-error", 0], "--max-error: without a task"),
+        (["--weights", "W", "--bits", 3, "--max-error-increase", 1], "--max-error-increase: without a task"),
+        (["--weights", "W", "--bits", 3, "--live", "--live-port", 80], "--live, --live-port: without a task"),
+        (["--weights", "W", "--bits", 3, "--tensorboard", "logs"], "--tensorboard: without a task"),
+        (["--weights", "W", "--bits", 3, "--no-augment"], "--no-augment: without a task"),
         (["--weights", "W", "--bits", 3, "--names", "none"], "names='none'"),
         (["--weights", "W", "--bits", 3, "--rule", "keep:nothing"], "rule keep:nothing: no tensor matches"),
         (["--weights", "W", "--bits", 0.01], "bits a weight by themselves"),
@@ -98,6 +105,18 @@ def test_refusals(weights: Path, args: list[object], message: str, capsys: pytes
     (text,) = capsys.readouterr().err.strip().splitlines()
     assert re.search(message, text)
     assert set(weights.parent.iterdir()) == before
+
+
+def test_the_folder_of_the_file_is_made(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the work; where that fails, it is gone again."""
+    file = tmp_path / "new" / "folder" / "small.sws"
+    assert run("compress", "--weights", weights, "--out", file, "--bits", 0.01) == 2
+    assert not (tmp_path / "new").exists()
+    assert run("compress", "--weights", weights, "--out", file, "--bits", 6) == 0
+    assert ss.inspect(file).codec == "adaptive"
+    capsys.readouterr()
+    assert run("compress", "--weights", weights, "--out", weights / "small.sws", "--bits", 0.01) == 2
+    assert f"cannot write to the folder {weights}" in capsys.readouterr().err
 
 
 def test_export_to_onnx(batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

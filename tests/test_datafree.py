@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 import softshare as ss
 from networks import NETWORKS, Transformer
+from softshare.checkpoint import open_checkpoint
 from softshare.codec import decode
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
@@ -84,6 +87,40 @@ def test_a_file_gives_what_its_state_dict_gives(state: dict[str, Tensor], tmp_pa
     assert from_file.bits_per_weight == pytest.approx(direct.bits_per_weight, rel=0.02)
 
 
+def test_a_file_is_opened_once(state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header is as long as its list of tensors: read for each of them, it would take a square of their number."""
+    kept = state | {"empty": torch.zeros(0, 3), "b": torch.tensor([True, False, True]), "h": torch.ones(3).bfloat16()}
+    safetensors.torch.save_file(kept, tmp_path / "model.safetensors")
+    safe_open = Mock(wraps=safetensors.safe_open)
+    monkeypatch.setattr(safetensors, "safe_open", safe_open)
+    checkpoint = open_checkpoint(tmp_path / "model.safetensors")
+    for name, tensor in kept.items():
+        assert checkpoint[name].dtype == tensor.dtype
+        assert torch.equal(checkpoint[name], tensor)
+    assert set(checkpoint.tensors) == set(kept)
+    assert safe_open.call_count == 1
+
+
+def test_each_tensor_is_read_once_to_know_it(state: dict[str, Tensor]) -> None:
+    class Counting(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            read.append(name)
+            return super().__getitem__(name)
+
+    read: list[str] = []
+    checkpoint = open_checkpoint(Counting(state))
+    assert read == list(state)
+    assert (checkpoint.shared, checkpoint.rest) == (("a.weight", "c.weight", "zeros"), ("a.bias", "n"))
+
+
+def test_a_file_that_is_gone(state: dict[str, Tensor], tmp_path: Path) -> None:
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*model\.safetensors: No such file"):
+        checkpoint["a.bias"]
+
+
 def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
     """Under both names in the file, as `save_file` of copies does, or left out, as `save_model` does."""
     model = Transformer()
@@ -137,6 +174,13 @@ def test_half_precision(tmp_path: Path) -> None:
     loaded = decode(fitted.data).state_dict()["w"]
     assert loaded.dtype == torch.bfloat16
     assert relative_error(loaded, w) <= 0.01
+
+
+@pytest.mark.parametrize("target", [{"bits": 4}, {"weight_error": 0.2}])
+def test_a_dtype_that_the_format_lacks(state: dict[str, Tensor], target: dict[str, float]) -> None:
+    state["a.weight"] = state["a.weight"].to(torch.float8_e4m3fn)
+    with pytest.raises(ModelError, match=r"'a\.weight': cannot store torch\.float8_e4m3fn; expected one of float32"):
+        ss.compress_weights(state, bits=target.get("bits"), weight_error=target.get("weight_error"))
 
 
 def test_han_too(state: dict[str, Tensor]) -> None:

@@ -73,6 +73,21 @@ def test_what_onnxruntime_computes_otherwise_is_not_written(tmp_path: Path, monk
     assert not (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_in_any_output_is_not_written(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + 1, 2 * x
+
+    run = export._run
+    monkeypatch.setattr(
+        export, "_run", lambda *args: [t * torch.nan if i == place else t for i, t in enumerate(run(*args))]
+    )
+    with pytest.raises(ModelError, match="differ from PyTorch's by nan"):
+        ss.export_onnx(Two(), (torch.ones(2, 3),), tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
 def test_a_network_that_torch_cannot_export(tmp_path: Path) -> None:
     class Branch(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

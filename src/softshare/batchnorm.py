@@ -18,12 +18,13 @@ def reestimate_batch_norm_(
 ) -> None:
     """Replace running means and variances by averages over the batches; `forward` runs the model, as a loss does.
 
-    Nothing else changes: all other modules run as in evaluation.
+    Nothing else changes: all other modules run as in evaluation. After an error the statistics are as they were.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         raise ModelError("the network has no batch norm that keeps statistics: there is nothing to re-estimate")
     modes, momenta, n_batches = [(m, m.training) for m in model.modules()], [m.momentum for m in norms], 0
+    kept = [{name: t.clone() for name, t in m.named_buffers(recurse=False)} for m in norms]
     try:
         model.eval()
         for m in norms:
@@ -33,10 +34,15 @@ def reestimate_batch_norm_(
         for batch in batches:
             forward(model, batch)
             n_batches += 1
+        if not n_batches:
+            raise ConfigError("batch norm: expected at least one batch to estimate statistics from, got none")
+    except BaseException:
+        for m, buffers in zip(norms, kept, strict=True):
+            for name, t in buffers.items():
+                m.get_buffer(name).copy_(t)
+        raise
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum
         for module, training in modes:
             module.training = training
-    if not n_batches:
-        raise ConfigError("batch norm: expected at least one batch to estimate statistics from, got none")

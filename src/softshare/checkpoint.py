@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
+import numpy as np
 import safetensors
 import torch
 from torch import Tensor
 
 from softshare.config import Rule
-from softshare.errors import ConfigError, FormatError, ModelError
+from softshare.errors import ConfigError, ModelError
+from softshare.files import cannot_read, no_safetensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,35 +33,44 @@ class Checkpoint:
 
 
 class _File(Mapping[str, Tensor]):
-    """A safetensors file, opened anew for each tensor: what was read of an open one would stay in memory."""
+    """A safetensors file: its header is read once, each tensor when asked for, as a copy.
+
+    The tensors of an open `safe_open` are parts of the mapped file: what was read of them would stay in memory.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        with self._open() as file:
-            self._names, self.metadata = tuple(file.keys()), dict(file.metadata() or {})
-
-    def _open(self) -> Any:
         try:
-            return safetensors.safe_open(self._path, "pt")
+            with safetensors.safe_open(path, "pt") as file:
+                self.metadata = dict(file.metadata() or {})
+                names, order = file.keys(), file.offset_keys()
+                self._kinds = {name: torch.empty_like(file.get_tensor(name), device="meta") for name in names}
+            start = os.path.getsize(path) - sum(kind.nbytes for kind in self._kinds.values())  # there are no gaps
         except OSError as error:
-            raise ConfigError(f"cannot read {os.fspath(self._path)}: {error.strerror or error}") from error
+            raise cannot_read(path, error) from error
         except safetensors.SafetensorError as error:
-            hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
-            raise FormatError(f"{os.fspath(self._path)} is not a safetensors file ({error}){hint}") from None
+            raise no_safetensors(path, error) from None
+        sizes = (self._kinds[name].nbytes for name in order)
+        self._starts = dict(zip(order, itertools.accumulate(sizes, initial=start), strict=False))
 
     def __getitem__(self, name: str) -> Tensor:
-        with self._open() as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
+        kind = self._kinds[name]
+        if not kind.numel():
+            return torch.empty_like(kind, device="cpu")
+        try:
+            data = np.fromfile(self._path, np.uint8, kind.nbytes, offset=self._starts[name])
+        except OSError as error:
+            raise cannot_read(self._path, error) from error
+        return torch.from_numpy(data).view(kind.dtype).reshape(kind.shape)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names  # without reading it
+        return name in self._kinds  # without reading it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._kinds)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._kinds)
 
 
 def open_checkpoint(
@@ -82,6 +93,7 @@ def open_checkpoint(
 def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rules: Sequence[Rule]) -> Checkpoint:
     tied = {a: name for a, name in metadata.items() if name in tensors and a not in tensors and a != "format"}
     names: dict[str, list[str]] = {}
+    kinds: dict[str, Tensor] = {}  # shapes and dtypes, to read each tensor once
     seen: dict[tuple[object, ...], str] = {}
     for name in tensors:
         tensor = tensors[name]
@@ -90,14 +102,16 @@ def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rule
             tied[name] = first
         else:
             names[name] = [name]
+            kinds[name] = torch.empty_like(tensor, device="meta")
     tied = {alias: tied.get(name, name) for alias, name in tied.items()}
     for alias, name in tied.items():
         names[name].append(alias)
     for rule in rules:
         if not any(fnmatchcase(alias, rule.pattern) for aliases in names.values() for alias in aliases):
             raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join([*names, *tied])}")
-    shared = [name for name, aliases in names.items() if _is_shared(tensors[name], aliases, rules)]
-    return Checkpoint(tensors, tuple(shared), tuple(name for name in names if name not in shared), tied)
+    shared = {name: _is_shared(kinds[name], aliases, rules) for name, aliases in names.items()}
+    rest = tuple(name for name in shared if not shared[name])
+    return Checkpoint(tensors, tuple(name for name in shared if shared[name]), rest, tied)
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -148,8 +148,22 @@ def compress(
     those of the file count.
     """
     if task is None:
-        options = TaskOptions(data, augment, label_smoothing, from_scratch)
-        require_no_task_options(overrides, options, paper, device)
+        require_no_task_options(
+            overrides,
+            max_error=max_error,
+            max_error_increase=max_error_increase,
+            max_bytes=max_bytes,
+            from_scratch=from_scratch,
+            paper=paper,
+            device=None if device == "auto" else device,
+            data=data,
+            augment=augment,
+            no_augment=augment is False,
+            label_smoothing=label_smoothing,
+            live=live,
+            live_port=live_port or None,
+            tensorboard=tensorboard,
+        )
         compress_without_task(weights, folder, bits, weight_error, overrides, overwrite)
         return
     if bits is not None or weight_error is not None:

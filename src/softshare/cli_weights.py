@@ -12,23 +12,24 @@ from typing import Any
 from rich.console import Console
 
 from softshare import tables
-from softshare.cli_tasks import TaskOptions
 from softshare.codec import inspect as inspect_file
 from softshare.config import EncodeConfig
 from softshare.datafree import compress_weights
 from softshare.errors import ConfigError
+from softshare.runs import made_folder
 from softshare.zoo.experiments import EXPERIMENTS
 
 out = Console(markup=False)
 
 
-def require_no_task_options(overrides: Iterable[str], options: TaskOptions, paper: bool, device: str) -> None:
+def require_no_task_options(overrides: Iterable[str], **others: object) -> None:
+    """Of the others, None or False stands for one that was not given."""
     of_file = {"rules", *(f.name for f in dataclasses.fields(EncodeConfig))}
-    flags = [f"--{name.replace('_', '-')}" for name in overrides if name not in of_file]
-    flags += [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options) if getattr(options, f.name)]
-    flags += ["--paper"] * paper + ["--device"] * (device != "auto")
-    if flags:
-        raise ConfigError(f"{', '.join(flags)}: without a task nothing is trained; leave the option out or give a task")
+    names = [name for name in overrides if name not in of_file]
+    names += [name for name, value in others.items() if value is not None and value is not False]
+    if names:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise ConfigError(f"{flags}: without a task nothing is trained; leave the option out or give a task")
 
 
 def compress_without_task(
@@ -51,10 +52,11 @@ def compress_without_task(
         raise ConfigError(f"{file} exists already; give --overwrite or another --out")
     start = time.perf_counter()
     rules = overrides.pop("rules", ())
-    fitted = compress_weights(
-        weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
-    )
-    fitted.save(file)
+    with made_folder(file.parent):
+        fitted = compress_weights(
+            weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+        )
+        fitted.save(file)
     out.print(tables.file_table(inspect_file(file), str(file)))
     worst = max(fitted.errors, key=lambda name: fitted.errors[name])
     total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))

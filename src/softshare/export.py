@@ -78,12 +78,13 @@ def _run(data: bytes, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest of all outputs, relative to the largest value of its output."""
+    """The largest of all outputs, relative to the largest value of its output; NaN if any of them is."""
     if [t.shape for t in found] != [t.shape for t in wanted]:
         shapes = [[tuple(t.shape) for t in ts] for ts in (wanted, found)]
         raise ModelError(f"expected outputs of shapes {shapes[0]} from onnxruntime, got {shapes[1]}")
     pairs = [(f.double(), w.double()) for f, w in zip(found, wanted, strict=True) if w.numel()]
-    return max((float((f - w).abs().max() / w.abs().max().clamp(min=1e-30)) for f, w in pairs), default=0.0)
+    differences = [float((f - w).abs().max() / w.abs().max().clamp(min=1e-30)) for f, w in pairs]
+    return float(torch.tensor([0.0, *differences], dtype=torch.float64).max())
 
 
 def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = MAX_BYTES) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, FormatError
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> int:
@@ -32,4 +32,13 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
+        raise cannot_read(path, error) from error
+
+
+def cannot_read(path: str | os.PathLike[str], error: OSError) -> ConfigError:
+    return ConfigError(f"cannot read {os.fspath(path)}: {error.strerror or error}")
+
+
+def no_safetensors(path: str | os.PathLike[str], error: Exception) -> FormatError:
+    hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
+    return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}){hint}")

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from softshare.errors import ConfigError, FormatError, SoftShareError
-from softshare.files import read_bytes, write_atomic
+from softshare.errors import ConfigError, SoftShareError
+from softshare.files import no_safetensors, read_bytes, write_atomic
 
 MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
@@ -29,6 +29,22 @@ def earlier_files(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Make the folder and those above it; those that are still empty at the end go again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the folder {path}: {error.strerror or error}") from error
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the first that is not empty ends it
+            for folder in made:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
 def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """A folder inside `path` to write a run into; once it is done, or has diverged, its files move up to `path`.
 
@@ -38,9 +54,8 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     earlier = earlier_files(path)
     if earlier and not overwrite:
         raise ConfigError(f"{path} holds an earlier run ({earlier[0]}); give --overwrite or another --out")
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     unfinished = path / UNFINISHED
-    try:
+    with made_folder(path):
         try:
             _try_to_write(unfinished)
             yield unfinished
@@ -51,10 +66,6 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
                 shutil.rmtree(unfinished)
             raise
         _move_up(unfinished, earlier)
-    finally:
-        with contextlib.suppress(OSError):  # the first that is not empty ends it
-            for folder in made:
-                folder.rmdir()
 
 
 def _try_to_write(folder: Path) -> None:
@@ -102,5 +113,4 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
-        hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
-        raise FormatError(f"{os.fspath(path)} is not a safetensors file ({error}){hint}") from None
+        raise no_safetensors(path, error) from None

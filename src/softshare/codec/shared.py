@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from softshare.codec.header import DTYPES, Codebook, Entry, codebook_problem
+from softshare.codec.header import DTYPES, Codebook, Entry, codebook_problem, dtype_name
 from softshare.codec.wire import Reader, varint
 from softshare.config import EncodeConfig
 from softshare.errors import FormatError, ModelError
@@ -34,6 +34,7 @@ def _check(t: QuantizedTensor) -> None:
         raise ModelError(f"{where}, codebook: {problem}")
     if not t.dtype.is_floating_point:
         raise ModelError(f"{where}: expected a floating-point dtype, got {t.dtype}")
+    dtype_name(t.name, t.dtype)  # refuses what the format has no number for
     dtype = index_dtype(len(book))
     if t.indices.dtype != dtype or t.indices.shape != (n,):
         got = f"{t.indices.dtype} of shape {tuple(t.indices.shape)}"
