@@ -222,6 +222,16 @@ def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) 
     assert rows[0].reason.endswith(f"past the bound of {task.evaluate(task.model) + 5:.2f}%")
 
 
+def test_a_study_goes_on_with_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
+    task = tuning.make_task()
+    elsewhere = dataclasses.replace(task, evaluate=lambda model: task.evaluate(model) + 0.5)
+    collapsing = BASE.override(width=50.0)
+    tune(job(tmp_path, config=collapsing), StudyConfig(trials=1))
+    rows = tune(job(tmp_path, task=elsewhere, config=collapsing), StudyConfig(trials=2))
+    bound = f"past the bound of {task.evaluate(task.model) + 5:.2f}%"
+    assert [row.reason.endswith(bound) for row in rows] == [True, True]
+
+
 # Samplers and storages
 
 
