@@ -264,6 +264,12 @@ def test_nothing_left_to_search(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+def test_a_base_outside_the_ranges_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epochs: expected 15 to 60, got 5"):
+        tune(job(tmp_path / "s", config=CompressConfig().override(epochs=5), held=()), StudyConfig(trials=2))
+    assert not (tmp_path / "s").exists()
+
+
 # The network that all trials start from
 
 

@@ -26,7 +26,7 @@ from softshare.reproduce import Hooks, no_hooks, say_nothing, write_pair
 from softshare.retrain import EpochRecord, Hook
 from softshare.route import Compressed, compress
 from softshare.runs import PRETRAINED, load_checkpoint, save_checkpoint
-from softshare.search import Space, search_space, values_in, with_values
+from softshare.search import Space, require_inside, search_space, values_in, with_values
 from softshare.study import ask, count, open_storage, open_study, quiet, requeue, require_optuna, signs_of_life
 from softshare.study_files import TRIALS, prepare_folders, trial_stem, with_tests, write_summary
 from softshare.task import Task
@@ -92,6 +92,7 @@ def tune(
 
     if not job.space:
         raise ConfigError("every setting with a range is held: leave at least one to the search")
+    require_inside(job.config, job.space)
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
     lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
