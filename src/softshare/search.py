@@ -61,7 +61,7 @@ def require_inside(config: CompressConfig, space: Space) -> None:
     point = values_in(config, space)
     outside = {name: range for name, range in space.items() if not range.low <= point[name] <= range.high}
     if outside:
-        found = "; ".join(f"{name}: expected {r.low:g} to {r.high:g}, got {point[name]:g}" for name, r in outside.items())
+        found = "; ".join(f"{k}: expected {r.low:g} to {r.high:g}, got {point[k]:g}" for k, r in outside.items())
         names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in outside))
         raise ConfigError(f"the base is outside what is searched ({found}); hold {names}, or start from other values")
 
