@@ -167,6 +167,22 @@ def test_asked_again_it_trains_nothing_and_reads_no_test_set(finished: Finished)
     assert (folder / "summary.csv").read_bytes() == before
 
 
+def test_without_a_test_set_there_are_no_test_errors_until_there_is_one(tmp_path: Path) -> None:
+    asked, test = StudyConfig(trials=2, error_bound=100.0), Test()
+    without = dataclasses.replace(tuning.make_task(), test=None)
+    for _ in range(2):  # asked again, too
+        rows = tune(job(tmp_path, task=without), asked)
+        assert {(row.test_error_before, row.test_error) for row in rows} == {(None, None)}
+        read = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
+        assert {(r["test_error_before"], r["test_error"]) for r in read} == {("", "")}
+    for row in (row for row in rows if row.on_front):
+        result = Result.load(tmp_path / "front" / f"trial-{row.trial:04d}.json")
+        assert (result.dataset, result.error_after) == ("custom, validation", row.validation_error)
+    rows = tune(job(tmp_path, task=tuning.make_task(test)), asked)
+    assert test.read == 1 + sum(row.on_front for row in rows)
+    assert all((row.test_error is not None) == row.on_front for row in rows)
+
+
 # What is hopeless
 
 
