@@ -8,6 +8,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from softshare.samplers import Gp, as_seen, make_sampler
+from softshare.study import requeue
 
 UNIT: dict[str, BaseDistribution] = {"x": FloatDistribution(0.0, 1.0)}
 
@@ -58,11 +59,13 @@ def test_the_gaussian_process_keeps_away_from_what_was_pruned() -> None:
     assert next_x(Gp(seed=0, n_startup_trials=5)) < 0.6
 
 
-def drawn(name: str, seed: int, stop_every: int) -> list[float]:
+def drawn(name: str, seed: int, stop_every: int, halfway: bool = False) -> list[float]:
     """The settings of 13 trials: random ones first, then, but for NSGA-II, by what is known."""
     study, xs = new_study(make_sampler(name, seed)), []
     for k in range(13):
         if k % stop_every == 0:
+            if halfway:
+                requeue(study, study.ask(UNIT))
             study.sampler = make_sampler(name, seed)
         trial = study.ask(UNIT)
         xs.append(float(trial.params["x"]))
@@ -74,5 +77,18 @@ def drawn(name: str, seed: int, stop_every: int) -> list[float]:
 def test_a_study_that_was_stopped_draws_as_one_that_was_not(name: str) -> None:
     once = drawn(name, 3, stop_every=100)
     assert drawn(name, 3, stop_every=5) == once
+    assert drawn(name, 3, stop_every=5, halfway=True) == once
     assert len(set(once)) == 13
     assert not set(drawn(name, 4, stop_every=100)) & set(once)
+
+
+def test_a_trial_that_was_stopped_before_it_had_its_settings_gets_them_later_and_no_other_does() -> None:
+    study = new_study(make_sampler("gp", 3))
+    first, stopped, third = study.ask(UNIT), study.ask(), study.ask(UNIT)
+    for _ in range(2):
+        requeue(study, stopped)
+        stopped = study.ask()
+    stopped.suggest_float("x", 0.0, 1.0)
+    xs = [trial.params["x"] for trial in (first, stopped, third, study.ask(UNIT))]
+    whole = new_study(make_sampler("gp", 3))
+    assert xs == [whole.ask(UNIT).params["x"] for _ in range(4)]

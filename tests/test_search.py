@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from softshare.config import CompressConfig, Range
-from softshare.hyperpriors import Beta, Gamma
-from softshare.search import paper_search_base, search_space, values_in, with_values
+from softshare.errors import ConfigError
+from softshare.hyperpriors import Beta, Dirichlet, Gamma
+from softshare.search import paper_search_base, require_inside, search_space, values_in, with_values
 
 OURS = [
     "components",
@@ -101,6 +102,38 @@ def test_both_ends_of_every_range_are_valid(base: CompressConfig, end: str) -> N
     config = with_values(base, point)
     assert values_in(config, space) == pytest.approx(point)
     assert isinstance(config.prior.components, int)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (CompressConfig().override(epochs=5), r"\(epochs: expected 15 to 60, got 5\); hold epochs, or"),
+        (CompressConfig().override(epochs=61, tau=0.0), r"epochs: .* got 61; tau: .* got 0\); hold epochs, tau, or"),
+        (
+            paper_search_base().override(zero_precision_prior=Gamma(1, 1)),
+            r"zero_precision_prior.std: expected 0.005 to 0.1, got inf; .*; hold zero_precision_prior, or",
+        ),
+    ],
+    ids=["one", "two", "hyper-prior"],
+)
+def test_a_base_outside_the_ranges_is_refused_unless_that_is_held(base: CompressConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        require_inside(base, search_space(base))
+    require_inside(base, search_space(base, held=["epochs", "tau", "zero_precision_prior"]))
+
+
+@pytest.mark.parametrize("base", BASES, ids=["ours", "paper"])
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_the_ends_of_the_ranges_are_inside(base: CompressConfig, end: str) -> None:
+    space = {name: range for name, range in search_space(base).items() if "." not in name}
+    require_inside(with_values(base, {name: getattr(range, end) for name, range in space.items()}), space)
+
+
+def test_of_priors_on_the_mixing_a_beta_alone_is_searched() -> None:
+    base = CompressConfig().override(mixing_prior=Dirichlet(2.0, 1.0))
+    with pytest.raises(ConfigError, match=r"mixing_prior: a search expects a Beta, got Dirichlet.*hold it"):
+        search_space(base)
+    assert list(search_space(base, held=["mixing_prior"])) == OURS
 
 
 def test_the_two_numbers_of_a_hyper_prior() -> None:

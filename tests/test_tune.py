@@ -167,6 +167,22 @@ def test_asked_again_it_trains_nothing_and_reads_no_test_set(finished: Finished)
     assert (folder / "summary.csv").read_bytes() == before
 
 
+def test_without_a_test_set_there_are_no_test_errors_until_there_is_one(tmp_path: Path) -> None:
+    asked, test = StudyConfig(trials=2, error_bound=100.0), Test()
+    without = dataclasses.replace(tuning.make_task(), test=None)
+    for _ in range(2):  # asked again, too
+        rows = tune(job(tmp_path, task=without), asked)
+        assert {(row.test_error_before, row.test_error) for row in rows} == {(None, None)}
+        read = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
+        assert {(r["test_error_before"], r["test_error"]) for r in read} == {("", "")}
+    for row in (row for row in rows if row.on_front):
+        result = Result.load(tmp_path / "front" / f"trial-{row.trial:04d}.json")
+        assert (result.dataset, result.error_after) == ("custom, validation", row.validation_error)
+    rows = tune(job(tmp_path, task=tuning.make_task(test)), asked)
+    assert test.read == 1 + sum(row.on_front for row in rows)
+    assert all((row.test_error is not None) == row.on_front for row in rows)
+
+
 # What is hopeless
 
 
@@ -222,6 +238,16 @@ def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) 
     assert rows[0].reason.endswith(f"past the bound of {task.evaluate(task.model) + 5:.2f}%")
 
 
+def test_a_study_goes_on_with_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
+    task = tuning.make_task()
+    elsewhere = dataclasses.replace(task, evaluate=lambda model: task.evaluate(model) + 0.5)
+    collapsing = BASE.override(width=50.0)
+    tune(job(tmp_path, config=collapsing), StudyConfig(trials=1))
+    rows = tune(job(tmp_path, task=elsewhere, config=collapsing), StudyConfig(trials=2))
+    bound = f"past the bound of {task.evaluate(task.model) + 5:.2f}%"
+    assert [row.reason.endswith(bound) for row in rows] == [True, True]
+
+
 # Samplers and storages
 
 
@@ -251,6 +277,12 @@ def test_nothing_left_to_search(tmp_path: Path) -> None:
     held = (*HELD, *search_space(BASE))
     with pytest.raises(ConfigError, match="leave at least one"):
         tune(job(tmp_path / "s", held=held), StudyConfig())
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_base_outside_the_ranges_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epochs: expected 15 to 60, got 5"):
+        tune(job(tmp_path / "s", config=CompressConfig().override(epochs=5), held=()), StudyConfig(trials=2))
     assert not (tmp_path / "s").exists()
 
 

@@ -12,6 +12,8 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from softshare.study import place
+
 POPULATION = 20  # of NSGA-II; Optuna's 50 would be most of a usual study
 
 
@@ -51,8 +53,8 @@ def _scaled(values: Sequence[float]) -> list[float]:
 
 
 class PerTrial(BaseSampler):
-    """A sampler made anew for each trial, seeded by its number. So a study that was stopped comes out as one that was
-    not, and no two processes draw the same.
+    """A sampler made anew for each trial, seeded by its place. So no two processes draw the same, and a study of one
+    process that was interrupted draws as one that was not, whether or not a trial had to be queued again.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
@@ -60,7 +62,7 @@ class PerTrial(BaseSampler):
         self.inner = make(seed)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self.inner = self.make((self.seed + 1_000_003 * trial.number) % 2**32)
+        self.inner = self.make((self.seed + 1_000_003 * place(study, trial)) % 2**32)
         self.inner.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from softshare.config import CompressConfig, Range
+from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Gamma
 
 Space = dict[str, Range]  # a hyper-prior's two numbers are NAME.PART
@@ -30,6 +31,8 @@ def search_space(config: CompressConfig, held: Collection[str] = ()) -> Space:
         ranges = field.metadata["range"]
         if ranges is None or field.name in held or not _has_part(config, field.name, value):
             continue
+        if field.name == "mixing_prior" and not isinstance(value, Beta):
+            raise ConfigError(f"mixing_prior: a search expects a Beta, got {value!r}; give a Beta, or hold it")
         space |= {field.name: ranges} if isinstance(ranges, Range) else _parts(field.name, ranges)
     return space
 
@@ -51,6 +54,16 @@ def values_in(config: CompressConfig, space: Space) -> dict[str, float]:
         name, _, part = key.partition(".")
         point[key] = getattr(values[name], part) if part else values[name]
     return point
+
+
+def require_inside(config: CompressConfig, space: Space) -> None:
+    """A search starts from its base, so every setting of the base must lie in its range."""
+    point = values_in(config, space)
+    outside = {name: range for name, range in space.items() if not range.low <= point[name] <= range.high}
+    if outside:
+        found = "; ".join(f"{k}: expected {r.low:g} to {r.high:g}, got {point[k]:g}" for k, r in outside.items())
+        names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in outside))
+        raise ConfigError(f"the base is outside what is searched ({found}); hold {names}, or start from other values")
 
 
 def _settings(config: CompressConfig) -> Iterator[tuple[dataclasses.Field[Any], Any]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT, GRACE = 10.0, 60.0  # seconds between signs of life, and without any until a trial's process is gone
 RETRIES = 2  # of a trial whose process is gone: it may be what it does to every process
-_ALIVE, _RETRY, _SETTINGS = "alive", "retry", "softshare"
+_ALIVE, _RETRY, _PLACE, _SETTINGS = "alive", "retry", "place", "softshare"
 
 
 def require_optuna() -> None:
@@ -169,7 +169,13 @@ def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial)
         return  # another process was quicker, or the trial was alive after all and has ended
     retry = trial.user_attrs.get(_RETRY, 0) + 1
     if retry <= RETRIES:
-        study.enqueue_trial(trial.params, user_attrs={_RETRY: retry})
+        study.enqueue_trial(trial.params, user_attrs={_RETRY: retry, _PLACE: place(study, trial)})
+
+
+def place(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> int:
+    """The trial's number as if none had been queued again; one that was has that of the trial it stands for."""
+    first = [t for t in study.get_trials(deepcopy=False)[: trial.number] if _PLACE not in t.user_attrs]
+    return int(trial.user_attrs.get(_PLACE, len(first)))
 
 
 @contextlib.contextmanager

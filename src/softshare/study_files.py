@@ -36,8 +36,8 @@ def trial_stem(folder: Path, number: int) -> Path:
 def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
     """The rows, those of the front with their test errors; the front's pairs are copied out, and no others left there.
 
-    A point whose pair is there already is not measured again: the test set is read once for each. One whose trial ran
-    elsewhere, in another folder, has no pair here and stays without.
+    A point that was measured already is not measured again: the test set is read once for each. One whose trial ran
+    elsewhere, in another folder, has no pair here and stays without, as do all where the judge has no test.
     """
     best = {trial_stem(folder / FRONT, row.trial).name for row in front(rows)}
     for file in (folder / FRONT).iterdir():
@@ -59,11 +59,14 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
 
 def _tested(row: Row, folder: Path, judge: Task, error_before: Callable[[], float]) -> Result | None:
     source, target = (trial_stem(folder / part, row.trial) for part in (TRIALS, FRONT))
-    if target.with_suffix(JSON).exists():
-        return Result.load(target.with_suffix(JSON))
+    if target.with_suffix(JSON).exists() and (kept := Result.load(target.with_suffix(JSON))).dataset == judge.dataset:
+        return kept
     if not source.with_suffix(JSON).exists():
         return None
     file = read_bytes(source.with_suffix(SWS))
+    if judge.test is None:
+        write_pair(target, file, Result.load(source.with_suffix(JSON)))
+        return None
     model = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
     result = dataclasses.replace(
         Result.load(source.with_suffix(JSON)),

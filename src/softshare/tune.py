@@ -26,7 +26,7 @@ from softshare.reproduce import Hooks, no_hooks, say_nothing, write_pair
 from softshare.retrain import EpochRecord, Hook
 from softshare.route import Compressed, compress
 from softshare.runs import PRETRAINED, load_checkpoint, save_checkpoint
-from softshare.search import Space, search_space, values_in, with_values
+from softshare.search import Space, require_inside, search_space, values_in, with_values
 from softshare.study import ask, count, open_storage, open_study, quiet, requeue, require_optuna, signs_of_life
 from softshare.study_files import TRIALS, prepare_folders, trial_stem, with_tests, write_summary
 from softshare.task import Task
@@ -41,6 +41,7 @@ SAMPLERS = ("gp", "tpe", "nsga2")
 RISE = 5.0  # percent points of validation error, past which a trial is hopeless unless a bound is given
 POLL = 1.0  # seconds between looks at trials that other processes run
 STUDY, LOCK = "study.db", ".lock"
+_BOUND = "bound"  # attribute of a study
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def tune(
 
     if not job.space:
         raise ConfigError("every setting with a range is held: leave at least one to the search")
+    require_inside(job.config, job.space)
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
     lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
@@ -144,18 +146,25 @@ class _Search:
         self.space = job.space
         self.blind = dataclasses.replace(job.task, test=None, dataset=f"{job.task.dataset}, validation")
         self.error_before = final_error(self.blind, job.task.model)
-        self.bound = self.error_before + RISE if asked.error_bound is None else asked.error_bound
         settings = {
             "task": [job.task.name, job.task.dataset, dict(job.recorded)],
             "config": job.config.to_dict(),
             "space": {name: dataclasses.asdict(range) for name, range in self.space.items()},
-            "error_bound": self.bound,
+            "error_bound": asked.error_bound,
             "pretrained": hashlib.sha256(read_bytes(job.folder / PRETRAINED)).hexdigest(),
         }
         sampler = make_sampler(asked.sampler, job.config.seed % 2**32)
         self.study = open_study(storage, asked.name or job.task.name, settings, sampler)
+        self.bound = self.kept_bound()
         if not self.study.get_trials(deepcopy=False):
             self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
+
+    def kept_bound(self) -> float:
+        """The bound that the study was begun with: the error before may come out a little different elsewhere."""
+        if _BOUND not in self.study.user_attrs:
+            asked = self.asked.error_bound
+            self.study.set_user_attr(_BOUND, self.error_before + RISE if asked is None else asked)
+        return float(self.study.user_attrs[_BOUND])
 
     def run(self, lock: FileLock) -> None:
         """Until the study has its trials, whoever runs them."""
