@@ -41,7 +41,9 @@ class Budget:
             )
         self.task, self.prior, self.config, self.target = task, prior, config, target
         self._quantized, self._judged = quantized, copy.deepcopy(task.model).eval()
-        self.steering = Steering(self._resolve(target), config.retrain, task.model, prior, self._size_now)
+        self.steering = Steering(
+            self._resolve(target), config.retrain, task.model, prior, self._size_now, self._error_now
+        )
 
     def _resolve(self, target: Target) -> MaxBytes | MaxError:
         """Nothing relative is left in it, and it is not known to be out of reach."""
@@ -82,6 +84,9 @@ class Budget:
     def _size_now(self, exact: bool) -> int:
         quantized = self._quantized()
         return self._size(self._simplify(quantized)[0] if exact else quantized)
+
+    def _error_now(self) -> float:
+        return self._error(self._quantized())
 
     def _size(self, quantized: QuantizedWeights) -> int:
         return len(encode(quantized, self.config.encode))
