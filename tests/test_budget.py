@@ -252,10 +252,9 @@ def test_targets_that_no_run_can_meet_cost_only_a_message() -> None:
 def test_the_result_records_the_target(tmp_path: Path) -> None:
     task, config = dataclasses.replace(users_task(), test=None), CONFIG.override(epochs=2)
     result = ss.measure(task, ss.compress(task, config, target=ss.MaxBytes(1200)), config)
-    assert result.config["target"] == {"max_bytes": 1200}
-    assert result.outcome == {"limit": 1200, "reached": result.file_bytes, "met": True}
+    assert ss.CompressConfig.from_dict(result.config) == config
+    assert result.outcome == {"target": {"max_bytes": 1200}, "limit": 1200, "reached": result.file_bytes, "met": True}
     result.save(tmp_path / "result.json")
     assert ss.Result.load(tmp_path / "result.json") == result
     plain = ss.measure(task, ss.compress(task, config), config)
     assert plain.outcome is None
-    assert "target" not in plain.config
