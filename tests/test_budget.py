@@ -83,8 +83,8 @@ def separable_task() -> ss.Task:
 
 @functools.cache
 def lenet_task(name: str) -> ss.Task:
-    """One of the paper's networks on a thousand images, trained for a moment."""
-    train, validation = (split[torch.arange(n)] for split, n in zip(load_mnist(), (1000, 500), strict=False))
+    """One of the paper's networks on a few hundred images, trained for a moment."""
+    train, validation = (split[torch.arange(n)] for split, n in zip(load_mnist(), (500, 300), strict=False))
     task = dataclasses.replace(
         make_task(name),
         train=Batches(train, 20),
@@ -92,7 +92,7 @@ def lenet_task(name: str) -> ss.Task:
         n_examples=len(train),
         test=no_test,
     )
-    pretrain_(task, ss.RetrainConfig(epochs=4, lr_weights=1e-3))
+    pretrain_(task, ss.RetrainConfig(epochs=6, lr_weights=1e-3))
     return task
 
 
