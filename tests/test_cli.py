@@ -389,7 +389,7 @@ def test_a_target_is_met_or_said_not_to_be(
     assert text in " ".join(capsys.readouterr().out.split())
     assert sorted(contents(tmp_path / "run")) == RUN_FILES  # the nearest is there
     result = result_of(tmp_path / "run")
-    assert result["config"]["target"] == {option[2:].replace("-", "_"): value}
+    assert result["outcome"]["target"] == {option[2:].replace("-", "_"): value}
     assert result["outcome"]["met"] == (status == 0)
     assert result["file_bytes"] == (tmp_path / "run" / "model.sws").stat().st_size
     if option == "--max-bytes":
@@ -402,6 +402,24 @@ def test_targets_that_are_refused(tmp_path: Path, refused: Refusals) -> None:
     refused("compress", spec, "--max-bytes", 3, "--out", folder, naming="expected at least")
     refused("compress", spec, "--max-error", -1, "--out", folder, naming="MaxError: expected")
     refused("compress", spec, "--paper", "--max-error", 2, "--out", folder, naming="expected hard_from below 1")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--max-bytes", 3], "expected at least"),
+        (["--max-error", 2, "--hard-from", 1], "expected hard_from below 1"),
+        (["--max-error", 2, "--max-bytes", 900], "expected one target"),
+    ],
+)
+def test_an_experiments_target_is_refused_before_it_is_pre_trained(
+    args: list[Any], text: str, tmp_path: Path, refused: Refusals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretrain(*args: Any) -> None:
+        raise AssertionError("it was pre-trained")
+
+    monkeypatch.setattr("softshare.cli_run.pretrain_into", pretrain)
+    refused("compress", "lenet-300-100", *args, "--out", tmp_path / "run", naming=text)
 
 
 def test_the_default_folder_carries_the_files_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

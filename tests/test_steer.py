@@ -10,7 +10,7 @@ from torch import nn
 
 import softshare as ss
 from softshare.retrain import EpochRecord
-from softshare.steer import MOST_GROWTH, Steering, grow_
+from softshare.steer import MOST_GROWTH, Steering, grow_, is_starved
 from softshare.target import MaxBytes, MaxError
 
 
@@ -27,16 +27,26 @@ def n_nonzero(prior: ss.MixturePrior) -> int:
     return prior.quantize().quantized.n_nonzero
 
 
+def density(prior: ss.MixturePrior) -> dict[str, float]:
+    return {t.name: t.n_nonzero / t.indices.numel() for t in prior.quantize().quantized.shared}
+
+
 def record(epoch: int, error: float) -> EpochRecord:
     return EpochRecord(epoch, 0.0, 0.1, 0.0, 0.0, 0.0, error, 0)
 
 
-def make_steering(target: MaxBytes | MaxError, sizes: list[int]) -> tuple[Steering, ss.MixturePrior]:
-    """A run of ten epochs, hard from the first on, whose files have these sizes, one after the other."""
+def make_steering(
+    target: MaxBytes | MaxError, sizes: list[int], error: float = 0.0
+) -> tuple[Steering, ss.MixturePrior]:
+    """A run of ten epochs, hard from the first on, whose files have these sizes, one after the other.
+
+    `error` is that of the network as it would be quantized before it is.
+    """
     model, prior = make_prior()
     remaining = iter(sizes)
     config = ss.RetrainConfig(epochs=10, hard_from=0.0)
-    return Steering(target, config, model, prior, lambda exact: 1000 if exact else next(remaining)), prior
+    size = lambda exact: 1000 if exact else next(remaining)  # noqa: E731
+    return Steering(target, config, model, prior, size, lambda: error), prior
 
 
 def hard_epoch(steering: Steering, prior: ss.MixturePrior, epoch: int, error: float) -> None:
@@ -57,7 +67,31 @@ def test_growth_is_by_the_factor_and_changes_no_weight(factor: float) -> None:
 def test_growth_ends_where_half_of_the_mixing_is_left() -> None:
     _, prior = make_prior()
     grow_(prior, 1e6)
-    assert float(prior.zero_logit.min()) >= 0
+    assert prior.zero_logit.tolist() == pytest.approx([0, 0], abs=0.01)
+
+
+def test_growth_ends_at_a_half_in_each_mixture_for_itself() -> None:
+    _, prior = make_prior()
+    prior.zero_logit[0], prior.zero_logit[1] = -1.0, 2.0
+    grow_(prior, 1e6)
+    assert prior.zero_logit.tolist() == pytest.approx([-1, 0], abs=0.01)
+
+
+@torch.no_grad()
+def test_growth_gives_an_empty_layer_weights_whatever_the_factor() -> None:
+    """A multiple of none is none."""
+    _, prior = make_prior()
+    n = density(prior)["0.weight"]
+    for w in prior.parts[1].tensors:
+        w.mul_(1e-3)
+        w.view(-1)[:2] = 0.6 * prior.means[1].max()  # within reach, once the mixing is lower
+    prior.zero_logit[1] = 12.0
+    assert density(prior)["2.weight"] == 0
+    assert is_starved(prior)
+    grow_(prior, 1.0)
+    assert 0 < density(prior)["2.weight"] < 0.05
+    assert density(prior)["0.weight"] == pytest.approx(n, rel=0.01)
+    assert not is_starved(prior)
 
 
 def test_a_file_above_the_path_loses_weights_and_one_below_gains() -> None:
@@ -101,3 +135,46 @@ def test_the_best_network_is_taken_where_the_last_is_above_the_limit() -> None:
     (message,) = steering.settle_()
     assert "epoch 8" in message  # the smallest file, 700, of those within the limit
     assert bool((prior.view.tensors[0] == 8).all())
+
+
+@pytest.mark.parametrize(("error", "falls"), [(1.0, False), (90.0, True)])
+def test_before_the_hard_phase_tau_falls_where_the_quantized_network_is_far_above_the_limit(
+    error: float, falls: bool
+) -> None:
+    steering, prior = make_steering(MaxError(2.0), [], error)
+    assert not is_starved(prior)
+    for epoch in range(2):
+        steering.on_epoch(record(epoch, 0.0))  # as it is, not quantized, it is good
+    assert (steering.tau_scale < 1) == falls
+
+
+@pytest.mark.parametrize("target", [MaxError(2.0), MaxBytes(500)], ids=repr)
+def test_before_the_hard_phase_tau_falls_where_a_layer_is_nearly_empty(target: MaxBytes | MaxError) -> None:
+    steering, prior = make_steering(target, [1000])
+    with torch.no_grad():
+        for w in prior.parts[1].tensors:
+            w.zero_()
+    for epoch in range(2):
+        steering.on_epoch(record(epoch, 0.0))
+    assert steering.tau_scale < 1
+
+
+def test_nothing_is_zeroed_by_the_gradients_of_a_broken_network() -> None:
+    steering, prior = make_steering(MaxError(2.0), [1000] * 9, error=90.0)
+    for epoch in range(2):
+        steering.on_epoch(record(epoch, 0.0))
+    n = n_nonzero(prior)
+    steering.zero_(prior, [torch.zeros_like(w) for w in prior.view.tensors], 1e-5, 0.2)
+    assert n_nonzero(prior) == n
+
+
+def test_epochs_after_settling_are_not_looked_at() -> None:
+    """The codebooks' phase begins with a record of the last epoch once more."""
+    steering, prior = make_steering(MaxError(2.0), [1000] * 9)
+    steering.on_epoch(record(0, 1.0))
+    hard_epoch(steering, prior, 10, 1.5)
+    assert steering.settle_() == []
+    before = steering.zeroing, steering.tau_scale
+    steering.on_epoch(record(10, 50.0))
+    assert (steering.zeroing, steering.tau_scale) == before
+    assert steering.settle_() == []

@@ -21,6 +21,28 @@ from softshare.trim import Cuts, Trimmed, trim_to_bytes, trim_to_error
 from softshare.weights import load_state_
 
 
+def check_target(target: Target, config: CompressConfig) -> None:
+    """Whether a run by this config can be steered to it."""
+    if not isinstance(target, MaxBytes | MaxError | MaxErrorIncrease):
+        raise ConfigError(f"target: expected MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
+    if config.retrain.hard_from == 1 or not config.retrain.zeroing:
+        raise ConfigError(
+            "target: it is met by zeroing in a hard phase; expected hard_from below 1 and zeroing above 0, got "
+            f"{config.retrain.hard_from} and {config.retrain.zeroing}"
+        )
+
+
+def check_size(target: MaxBytes, quantized: QuantizedWeights, config: CompressConfig) -> None:
+    """Whether a file can be so small: not by its shared weights, which may all be 0, but by all else in it."""
+    empty = tuple(dataclasses.replace(t, indices=torch.zeros_like(t.indices)) for t in quantized.shared)
+    least = len(encode(dataclasses.replace(quantized, shared=empty), config.encode))
+    if target.max_bytes < least:
+        raise ConfigError(
+            f"target: expected at least {least:,} bytes, which the file takes with every shared weight 0, got "
+            f"{target.max_bytes:,}"
+        )
+
+
 class Budget:
     """Of one run, in which `task.model` is trained; `quantized` gives that network as it would be quantized now."""
 
@@ -32,30 +54,19 @@ class Budget:
         target: Target,
         quantized: Callable[[], QuantizedWeights],
     ) -> None:
-        if not isinstance(target, MaxBytes | MaxError | MaxErrorIncrease):
-            raise ConfigError(f"target: expected MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
-        if config.retrain.hard_from == 1 or not config.retrain.zeroing:
-            raise ConfigError(
-                "target: it is met by zeroing in a hard phase; expected hard_from below 1 and zeroing above 0, got "
-                f"{config.retrain.hard_from} and {config.retrain.zeroing}"
-            )
+        check_target(target, config)
         self.task, self.prior, self.config, self.target = task, prior, config, target
         self._quantized, self._judged = quantized, copy.deepcopy(task.model).eval()
-        self.steering = Steering(self._resolve(target), config.retrain, task.model, prior, self._size_now)
+        self.steering = Steering(
+            self._resolve(target), config.retrain, task.model, prior, self._size_now, self._error_now
+        )
 
     def _resolve(self, target: Target) -> MaxBytes | MaxError:
         """Nothing relative is left in it, and it is not known to be out of reach."""
         if isinstance(target, MaxErrorIncrease):
             return MaxError(self._evaluate() + target.max_error_increase)
         if isinstance(target, MaxBytes):
-            now = self._quantized()
-            empty = tuple(dataclasses.replace(t, indices=torch.zeros_like(t.indices)) for t in now.shared)
-            least = self._size(dataclasses.replace(now, shared=empty))
-            if target.max_bytes < least:
-                raise ConfigError(
-                    f"target: expected at least {least:,} bytes, which the file takes with every shared weight 0, got "
-                    f"{target.max_bytes:,}"
-                )
+            check_size(target, self._quantized(), self.config)
         return target
 
     def trim(self, quantized: QuantizedWeights) -> Trimmed:
@@ -82,6 +93,9 @@ class Budget:
     def _size_now(self, exact: bool) -> int:
         quantized = self._quantized()
         return self._size(self._simplify(quantized)[0] if exact else quantized)
+
+    def _error_now(self) -> float:
+        return self._error(self._quantized())
 
     def _size(self, quantized: QuantizedWeights) -> int:
         return len(encode(quantized, self.config.encode))

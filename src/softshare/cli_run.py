@@ -13,12 +13,14 @@ import typer
 from rich.console import Console
 
 from softshare import tables
+from softshare.budget import check_size, check_target
 from softshare.cli_tasks import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
 from softshare.config import CompressConfig
 from softshare.errors import DivergedError
 from softshare.evaluate import measure
 from softshare.hooks import CsvLog, ProgressBar
+from softshare.prior import MixturePrior
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
@@ -38,7 +40,7 @@ from softshare.runs import (
     output_folder,
     save_checkpoint,
 )
-from softshare.target import Target
+from softshare.target import MaxBytes, Target
 from softshare.task import Task
 from softshare.weights import WeightView, load_state_
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_
@@ -88,6 +90,10 @@ def run_task(
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}", highlight=False)
     WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
+    if target is not None:
+        check_target(target, config)
+        if isinstance(target, MaxBytes):
+            check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
     with (
         (watching or Watching()).hooks(folder / UNFINISHED) as watchers,
         output_folder(folder, overwrite) as unfinished,

@@ -58,7 +58,7 @@ class Result:
     versions: dict[str, str]
     config: dict[str, Any]
     published_ratio: float | None = None  # a baseline's, in the accounting of its own paper
-    outcome: dict[str, Any] | None = None  # of the target in `config`: limit, reached, met
+    outcome: dict[str, Any] | None = None  # of a target: that, its limit, what was reached, whether it is met
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -123,7 +123,6 @@ def measure(
     model = load_copy(task.model if model is None else model, decoded.state_dict())
     han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
     n_weights = sum(p.numel() for p in model.parameters())
-    outcome = compressed.outcome
     return Result(
         schema=SCHEMA,
         experiment=task.name,
@@ -145,8 +144,8 @@ def measure(
         seconds=sum(record.seconds for record in compressed.history),
         device=_device_name(model),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
-        config=config.to_dict() | ({"target": dataclasses.asdict(outcome.target)} if outcome else {}),
-        outcome=outcome.to_dict() if outcome else None,
+        config=config.to_dict(),
+        outcome=compressed.outcome.to_dict() if compressed.outcome else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -60,7 +61,12 @@ class Outcome:
         return self.reached <= self.limit
 
     def to_dict(self) -> dict[str, object]:
-        return {"limit": self.limit, "reached": self.reached, "met": self.met}
+        return {
+            "target": dataclasses.asdict(self.target),
+            "limit": self.limit,
+            "reached": self.reached,
+            "met": self.met,
+        }
 
     def __str__(self) -> str:
         in_bytes = isinstance(self.target, MaxBytes)
