@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
@@ -29,6 +29,19 @@ def no_test(model: nn.Module) -> float:
     raise AssertionError("a target must be met without the test set")
 
 
+def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def fitted(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> nn.Module:
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for batch in batches:
+        optimizer.zero_grad()
+        mean_loss(model, batch).backward()
+        optimizer.step()
+    return model.eval()
+
+
 @functools.cache
 def users_task() -> ss.Task:
     """A convolution with batch norm and two linear layers, trained to tell stripes in noise apart."""
@@ -41,15 +54,10 @@ def users_task() -> ss.Task:
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 3)
     )
     batches = list(zip(images[:512].split(32), labels[:512].split(32), strict=True))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for x, y in batches * 5:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
     return ss.Task(
-        model=model.eval(),
+        model=fitted(model, batches * 5),
         train=batches,
-        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        loss=mean_loss,
         evaluate=lambda model: 100 * (model(images[512:]).argmax(1) != labels[512:]).float().mean().item(),
         n_examples=512,
         test=no_test,
@@ -66,15 +74,10 @@ def separable_task() -> ss.Task:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
     batches = list(zip(x[:768].split(64), y[:768].split(64), strict=True))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for inputs, labels in batches * 20:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
     return ss.Task(
-        model=model.eval(),
+        model=fitted(model, batches * 20),
         train=batches,
-        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        loss=mean_loss,
         evaluate=lambda model: 100 * (model(x[768:]).argmax(1) != y[768:]).float().mean().item(),
         n_examples=768,
         test=no_test,
