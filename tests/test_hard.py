@@ -17,6 +17,7 @@ from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.rate import zero_cheap_
 from softshare.retrain import EpochRecord, Hook, retrain_
+from softshare.route import quantize_prior
 from softshare.step import WARM_UP, CapturedStep, Step
 from softshare.task import Task
 
@@ -306,6 +307,33 @@ def test_after_a_hard_run_quantizing_loses_nothing(zeroing: float) -> None:
     result = ss.measure(task, compressed, config)
     assert result.error_after == pytest.approx(last.validation_error, rel=1e-6)
     assert result.complexity_bytes == pytest.approx(last.complexity_bits / 8, rel=1e-5)
+
+
+def test_a_merge_moves_no_weight_of_a_hard_run_to_another_component() -> None:
+    """Of two components that merge, each has half the mixing of zero's: until then zero's is the most responsible up to
+    1/2 + log 2, and up to 1/2 afterwards.
+    """
+    layer = nn.Linear(3, 1, bias=False)
+    prior = ss.MixturePrior(layer, ss.PriorConfig(components=2, zero_mixing=0.5))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.4, 0.8, 2.0]]))
+        prior.means.copy_(torch.tensor([[1.0, 1.02]]))
+        prior.log_vars.zero_()
+    hard, soft = (quantize_prior(prior, ss.MergeConfig(), hard) for hard in (True, False))
+    for compressed, expected in ((hard, [0.0, 0.0, 1.01]), (soft, [0.0, 1.01, 1.01])):
+        assert compressed.quantized.shared[0].dense().flatten().tolist() == pytest.approx(expected)
+        assert len(compressed.mixtures["weight"]) == 2
+
+
+def test_what_merges_after_a_hard_run_is_quantized_as_it_was_trained() -> None:
+    config = ss.CompressConfig().override(
+        epochs=4, tau=0.001, components=12, zero_mixing=0.5, merge_threshold=0.3, symmetries=False
+    )
+    compressed = ss.compress(make_task(), config)
+    last, quantized = compressed.history[-1], compressed.quantized
+    shares = {t.name: t.n_nonzero / max(1, t.indices.numel()) for t in quantized.shared}
+    assert last.density == pytest.approx(shares, abs=1e-6)
+    assert 8 < quantized.n_components < last.components_alive  # 8: a zero and a value in each of four mixtures
 
 
 def test_weights_and_means_move_in_the_hard_phase_even_without_a_prior_to_speak_of() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from softshare.config import MergeConfig
-from softshare.merge import divergences, merge, merge_groups
+from softshare.merge import divergences, merge, merge_groups, spread
 from softshare.prior import Mixture
 
 LAW = settings(deadline=None, derandomize=True)
@@ -207,3 +207,8 @@ def test_narrow_components_merge() -> None:
     """exp(-120) is 0 in float32 too: the variances must not be lost."""
     m = Mixture(torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.0, 5.0, 5.0]), torch.tensor([0.0, -120, -120]))
     torch.testing.assert_close(merge(m).log_var, torch.tensor([0.0, -120.0]))
+
+
+def test_values_of_merged_components_for_those_before() -> None:
+    values = torch.tensor([0.0, 2.0, -1.0])
+    assert spread(values, [[0, 3], [1], [2, 5, 4]]).tolist() == [0.0, 2.0, -1.0, 0.0, -1.0, -1.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,3 +54,14 @@ def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[M
         groups[first] += groups.pop(second)
     dtype = mixture.mean.dtype
     return Mixture(mixing.log().to(dtype), mean.to(dtype), var.log().to(dtype)), groups
+
+
+def spread(
+    values: Tensor,  # (K,), of merged components
+    groups: Sequence[Sequence[int]],  # the components that each is made of
+) -> Tensor:
+    """The same, for each of the components before the merge."""
+    out = values.new_empty(sum(map(len, groups)))
+    for value, group in zip(values, groups, strict=True):
+        out[list(group)] = value
+    return out

@@ -87,6 +87,7 @@ class QuantizedWeights:
 def quantize(
     view: WeightView,
     mixtures: Mapping[str, Mixture],  # of each shared tensor; several may have the same one
+    values: Mapping[str, Tensor] | None = None,  # of its mixture's components, (J + 1,); by default their means
 ) -> QuantizedWeights:
     """Assign every shared weight to its most responsible component, under the prior's own responsibilities."""
     groups: dict[int, list[SharedTensor]] = {}
@@ -94,18 +95,19 @@ def quantize(
         groups.setdefault(id(mixtures[s.name]), []).append(s)
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for group in groups.values():
-        found |= zip((s.name for s in group), _quantize(group, mixtures[group[0].name]), strict=True)
+        name = group[0].name
+        own = values[name] if values else mixtures[name].mean
+        found |= zip((s.name for s in group), _quantize(group, mixtures[name], own.detach().float()), strict=True)
     return assemble(view, found)
 
 
-def _quantize(shared: Sequence[SharedTensor], mixture: Mixture) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of one mixture, with one codebook: the means in use; a mean of exactly 0 is the zero component's."""
-    mean = mixture.detach().mean.float()
-    assigned = [mixture.assign(s.tensor).to(index_dtype(len(mean))) for s in shared]
-    used = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
+def _quantize(shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of one mixture, with one codebook: the values in use; one of exactly 0 is the zero component's."""
+    assigned = [mixture.assign(s.tensor).to(index_dtype(len(values))) for s in shared]
+    used = torch.zeros(len(values), dtype=torch.bool, device=values.device)
     for components in assigned:
         used[components.unique().long()] = True
-    codebook, index_of = order_values(torch.where(used, mean, 0.0))  # an unused one is never looked up
+    codebook, index_of = order_values(torch.where(used, values, 0.0))  # an unused one is never looked up
     index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
     return [(index_of[a.long()].cpu(), codebook) for a in assigned]

@@ -16,7 +16,7 @@ from softshare.codec import check, decode, encode, save
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, RetrainConfig
 from softshare.distill import distilled
 from softshare.errors import ConfigError
-from softshare.merge import merge
+from softshare.merge import merge_groups, spread
 from softshare.phases import Phases
 from softshare.prior import Mixture, MixturePrior
 from softshare.quantize import QuantizedWeights, complexity_bits, quantize
@@ -70,17 +70,18 @@ def compress(
     if config.retrain.distill:
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
-    prior = MixturePrior(task.model, config.prior)
-    check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
+    prior, hard = MixturePrior(task.model, config.prior), config.retrain.hard_from < 1
+    start = quantize_prior(prior, config.merge, hard).quantized
+    check(start, config.encode)  # what no file can hold is better known now
     budget = None
     if target is not None:
-        budget = Budget(task, prior, config, target, lambda: quantize_prior(prior, config.merge).quantized)
+        budget = Budget(task, prior, config, target, lambda: quantize_prior(prior, config.merge, hard).quantized)
     steering = budget.steering if budget else None
     hooks = [steering, *hooks] if steering else hooks
     with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
         phases.run(config.retrain, prior=prior, zeroing=steering)
         messages = steering.settle_() if steering else []
-        compressed = quantize_prior(prior, config.merge)
+        compressed = quantize_prior(prior, config.merge, hard)
         if config.codebook.codebook_epochs:
             compressed = _train_codebooks_(phases, prior, compressed, config)
     if budget:
@@ -93,13 +94,24 @@ def compress(
     return dataclasses.replace(compressed, history=phases.history, config=config.encode, messages=tuple(messages))
 
 
-def quantize_prior(prior: MixturePrior, config: MergeConfig) -> Compressed:
-    """Merge, then quantize."""
+def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
+    """Merge, then quantize.
+
+    A network that was trained on quantized weights (`hard`) has learned which component each weight belongs to, and
+    keeps that; where components are wide, merging them moves their borders. Only the values change, by merging.
+    """
     view = prior.current_view()
+    before: dict[str, Mixture] = {}
     mixtures: dict[str, Mixture] = {}
+    values: dict[str, Tensor] = {}
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-        mixtures |= dict.fromkeys((s.name for s in part.shared), merge(mixture, config))
-    return Compressed(quantize(view, mixtures), mixtures, view.state_dict())
+        names = [s.name for s in part.shared]
+        merged, groups = merge_groups(mixture, config)
+        before |= dict.fromkeys(names, mixture)
+        mixtures |= dict.fromkeys(names, merged)
+        values |= dict.fromkeys(names, spread(merged.mean, groups))
+    quantized = quantize(view, before, values) if hard else quantize(view, mixtures)
+    return Compressed(quantized, mixtures, view.state_dict())
 
 
 def _train_codebooks_(
