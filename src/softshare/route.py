@@ -67,8 +67,10 @@ def compress(
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
-    if config.retrain.distill:
-        task = distilled(task, task.model, config.retrain.distill)
+    retraining = config.retrain
+    if retraining.distill:  # here, so that the network before is the codebooks' teacher too
+        task = distilled(task, task.model, retraining.distill)
+        retraining = dataclasses.replace(retraining, distill=0.0)
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior = MixturePrior(task.model, config.prior)
     check(quantize_prior(prior, config.merge).quantized, config.encode)  # what no file can hold is better known now
@@ -78,7 +80,7 @@ def compress(
     steering = budget.steering if budget else None
     hooks = [steering, *hooks] if steering else hooks
     with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
-        phases.run(config.retrain, prior=prior, zeroing=steering)
+        phases.run(retraining, prior=prior, zeroing=steering)
         messages = steering.settle_() if steering else []
         compressed = quantize_prior(prior, config.merge)
         if config.codebook.codebook_epochs:
