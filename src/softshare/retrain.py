@@ -52,6 +52,9 @@ class Hook:
 
     def on_epoch(self, record: EpochRecord) -> None: ...
 
+    def on_return(self, epoch: int) -> None:
+        """Called where a target takes the network of an earlier epoch: it and the prior are again as they were then."""
+
     def on_end(self) -> None:
         """Called last, after an error too."""
 

@@ -81,7 +81,10 @@ def compress(
     hooks = [steering, *hooks] if steering else hooks
     with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
         phases.run(retraining, prior=prior, zeroing=steering)
-        messages = steering.settle_() if steering else []
+        messages = []
+        if steering and (epoch := steering.settle_()) is not None:
+            phases.on_return(epoch)
+            messages = [f"target: the last network was above the limit; that of epoch {epoch}, the best, is taken"]
         compressed = quantize_prior(prior, config.merge)
         if config.codebook.codebook_epochs:
             compressed = _train_codebooks_(phases, prior, compressed, config)
