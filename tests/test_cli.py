@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -492,6 +493,8 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
     assert result["n_nonzero"] == sum(int(t.count_nonzero()) for t in decoded.values())
     assert result["file_bytes"] == (tmp_path / "run" / "model.sws").stat().st_size
     assert (result["experiment"], result["dataset"]) == ("lenet-300-100", "MNIST")
+    digest = hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
+    assert result["config"]["pretrain"] == {"weights": "weights.safetensors", "sha256": digest}
     assert run("evaluate", tmp_path / "run") == 0
 
 
@@ -507,6 +510,7 @@ def test_compress_an_experiment_from_scratch(
     assert_same_state(safetensors.torch.load_file(tmp_path / "run" / "pretrained.safetensors"), fresh)
     result = result_of(tmp_path / "run")
     assert result["config"]["task"]["from_scratch"] is True
+    assert result["config"]["pretrain"] is None
     assert result["error_before"] == lenet_error(fresh, mnist[2])
 
 
@@ -529,6 +533,8 @@ def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.
     assert sorted(os.listdir(folder)) == RUN_FILES
     result = result_of(folder)
     assert result["config"].pop("task") == {"augment": False, "label_smoothing": 0.05, "from_scratch": False}
+    schedule = experiments.EXPERIMENTS["lenet-300-100"].pretrain
+    assert result["config"].pop("pretrain") == experiments.pretraining_settings(schedule)
     assert CompressConfig.from_dict(result["config"]) == experiments.EXPERIMENTS["lenet-300-100"].compress
     assert result["file_bytes"] == (folder / "model.sws").stat().st_size
     assert result["error_after"] == lenet_error(softshare.load(folder / "model.sws"), mnist[2])
@@ -557,6 +563,7 @@ def test_pretrain_then_compress(
     assert run("compress", "lenet-300-100", "--out", folder, "--epochs", 1, "--seed", 4) == 0
     assert sorted(os.listdir(folder)) == RUN_FILES
     assert_same_state(safetensors.torch.load_file(folder / "pretrained.safetensors"), weights)
+    assert result_of(folder)["config"]["pretrain"]["weights"] == "pretrained.safetensors"
 
 
 # What bad input gets: an output folder

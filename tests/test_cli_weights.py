@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -117,6 +119,26 @@ def test_the_folder_of_the_file_is_made(weights: Path, tmp_path: Path, capsys: p
     capsys.readouterr()
     assert run("compress", "--weights", weights, "--out", weights / "small.sws", "--bits", 0.01) == 2
     assert f"cannot write to the folder {weights}" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_out_at_once(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr("softshare.cli_weights.compress_weights", lambda *_, **__: pytest.fail("the work was begun"))
+    args = ["compress", "--weights", weights, "--bits", 6, "--out"]
+    for file in (tmp_path / "small.sws", tmp_path / "new" / "small.sws"):
+        assert run(*args, file) == 2
+        message = capsys.readouterr().err
+        assert f"cannot write {file.parent}" in message
+        assert "No space left" in message
+    for more in ([], ["--overwrite"]):
+        assert run(*args, tmp_path, *more) == 2
+        assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
 def test_export_to_onnx(batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softshare.config import (
-    VERSION,
     WITHOUT_A_WIDTH,
     CodebookConfig,
     CompressConfig,
@@ -74,7 +73,7 @@ def round_trip(config: CompressConfig) -> CompressConfig:
 
 
 def a_dict(**stages: Any) -> dict[str, Any]:
-    return {"version": VERSION, **stages}
+    return {"version": CompressConfig.VERSION, **stages}
 
 
 # The values

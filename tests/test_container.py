@@ -76,19 +76,20 @@ def tiny_shared() -> QuantizedWeights:
 # lengths 0 0 1, code 0. Index 1 alone: last symbol 1 in 1 bit, lengths 0 1, code 0.
 ROW = varint(1) + bits("000001 1  00010 001 001 0  1 001 01 0")
 
-HAN_FILE = sws(
-    [book(-0.25, 0.5), book(0.1, dtype=F32), book(-2.0, dtype=BF16)],
-    [
+
+def han_file(*books: bytes, t_bias: bytes) -> bytes:
+    entries = [
         entry(len(HAN_2X3), None, name("layers.0", WEIGHT), sizes(2, 3)),
         entry(0, None, name("", BIAS, prefix=8), VECTOR),
         entry(len(ROW), shared(F32, 1), name("1", WEIGHT, prefix=7), sizes(1, 3)),
         entry(len(ROW), None, name("", BIAS, prefix=8), sizes(3)),
         entry(len(HAN_2X3), shared(BF16, 0), name("out"), sizes(2, 3)),
         entry(len(ROW), shared(F64, 2), name("s"), sizes(3)),
-    ],
-    HAN_2X3 + ROW + ROW + HAN_2X3 + ROW,
-    [name("tied", WEIGHT) + b"\0", name("t", BIAS) + b"\5"],
-)
+    ]
+    return sws(books, entries, HAN_2X3 + ROW + ROW + HAN_2X3 + ROW, [name("tied", WEIGHT) + b"\0", t_bias + b"\5"])
+
+
+HAN_FILE = han_file(book(-0.25, 0.5), book(0.1, dtype=F32), book(-2.0, dtype=BF16), t_bias=name("t", BIAS))
 
 
 def han_weights() -> QuantizedWeights:
@@ -114,19 +115,8 @@ def test_bytes_of_a_file(dtype: Any) -> None:
     """One dtype for all codebooks, as `codebook_dtype` has it; 0.1 rounds to it."""
     number = {"float32": F32, "float16": F16, "bfloat16": BF16}[dtype]
     tenth = float(torch.tensor(0.1).to(getattr(torch, dtype)))
-    expected = sws(
-        [book(-0.25, 0.5, dtype=number), book(tenth, dtype=number), book(-2.0, dtype=number)],
-        [
-            entry(len(HAN_2X3), None, name("layers.0", WEIGHT), sizes(2, 3)),
-            entry(0, None, name("", BIAS, prefix=8), VECTOR),
-            entry(len(ROW), shared(F32, 1), name("1", WEIGHT, prefix=7), sizes(1, 3)),
-            entry(len(ROW), None, name("", BIAS, prefix=8), sizes(3)),
-            entry(len(HAN_2X3), shared(BF16, 0), name("out"), sizes(2, 3)),
-            entry(len(ROW), shared(F64, 2), name("s"), sizes(3)),
-        ],
-        HAN_2X3 + ROW + ROW + HAN_2X3 + ROW,
-        [name("tied", WEIGHT) + b"\0", name("", BIAS, prefix=1) + b"\5"],
-    )
+    books = (book(-0.25, 0.5, dtype=number), book(tenth, dtype=number), book(-2.0, dtype=number))
+    expected = han_file(*books, t_bias=name("", BIAS, prefix=1))
     data = codec.encode(han_weights(), EncodeConfig("han", dtype))
     assert data == expected
     assert [t.codebook.tolist()[1:] for t in codec.decode(data).shared[2:4]] == [[tenth], [tenth]]

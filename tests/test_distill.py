@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
-from softshare.config import CompressConfig
+from softshare.config import CompressConfig, RetrainConfig
 from softshare.distill import distilled, soft_divergence
 from softshare.errors import ConfigError
+from softshare.prior import MixturePrior
+from softshare.retrain import retrain_
 from softshare.route import compress
 from softshare.task import Task
 
@@ -184,6 +187,28 @@ def test_in_the_route_the_teacher_is_the_network_before() -> None:
     assert [r.validation_error for r in option.history] == [1.0] * 3
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
     assert option.history[-1].task_loss != compress(task, SHORT).history[-1].task_loss
+
+
+def test_retraining_alone_takes_the_network_at_its_start_for_a_teacher() -> None:
+    config = RetrainConfig(epochs=2)
+    losses = []
+    for task, settings in (
+        (make_task(), dataclasses.replace(config, distill=0.5)),
+        (distilled(make_task(), make_task().model, 0.5), config),
+        (make_task(), config),
+    ):
+        losses.append([r.task_loss for r in retrain_(task, MixturePrior(task.model), settings)[1:]])
+    option, by_hand, plain = losses
+    assert option == by_hand
+    assert option != plain
+
+
+def test_the_codebooks_have_the_same_teacher() -> None:
+    task, config = make_task(), SHORT.override(codebook_epochs=1)
+    option = compress(task, config.override(distill=0.5))
+    by_hand = compress(distilled(task, task.model, 0.5), config)
+    assert [r.task_loss for r in option.history[-1:]] == [r.task_loss for r in by_hand.history[-1:]]
+    assert option.to_bytes() == by_hand.to_bytes()
 
 
 def test_a_share_of_0_needs_no_outputs_and_changes_nothing() -> None:

@@ -16,7 +16,7 @@ SRC = Path(softshare.__file__).parent
 # The route, upstream first. A module may import from those before it and from its own line.
 ROUTE = [
     ["compiled", "errors"],
-    ["files", "hyperpriors", "target"],
+    ["fields", "files", "hyperpriors", "target"],
     ["config"],
     ["batchnorm", "checkpoint", "task", "weights"],
     ["distill"],

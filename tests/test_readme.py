@@ -1,4 +1,4 @@
-"""The README shows only what runs: its Python blocks are run in order, its commands exist, its first lines work."""
+"""The README and docs/ show only what runs: Python blocks are run in order, commands and options exist."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from softshare.codec import inspect
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,14 +41,21 @@ def test_make_task_of_the_readme_goes_through_the_command_line(tmp_path: Path, m
     assert main(["evaluate", "runs/mine"]) == 0
 
 
-def test_commands_exist() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    lines = re.findall(r"^softshare (.*)", "\n".join(blocks("sh")), re.MULTILINE)
-    assert len(lines) >= 6
-    for line in lines:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_exist(document: Path) -> None:
+    text = document.read_text()
+    for line in re.findall(r"^softshare (.*)", "\n".join(blocks("sh", text)), re.MULTILINE):
         name, *arguments = shlex.split(line, comments=True)
-        commands[name].make_context(name, arguments)  # raises on an unknown option or a missing argument
-    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE)
+        COMMANDS[name].make_context(name, arguments)  # raises on an unknown option or a missing argument
+    assert set(re.findall(r"`softshare (\w+)", text)) <= set(COMMANDS)
+    known = {o for c in COMMANDS.values() for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known | {"--help"}
+
+
+def test_the_readme_shows_commands_and_make_targets() -> None:
+    shown = "\n".join(blocks("sh"))
+    assert set(re.findall(r"^softshare (\w+)", shown, re.MULTILINE)) == set(COMMANDS)
+    targets = re.findall(r"^make (\w+)", shown, re.MULTILINE)
     assert {"demo", "test"} <= set(targets)
     makefile = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
@@ -58,7 +67,7 @@ def test_the_two_make_commands_stand_at_the_top() -> None:
     assert "make test" in top
 
 
-@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target

@@ -11,11 +11,13 @@ from torch import nn
 from report_runs import make_task
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError
+from softshare.merge import merge
 from softshare.prior import Mixture, MixturePrior
 from softshare.report import frames as module
 from softshare.report.frames import BINS, FrameLog, Frames
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.route import compress
+from softshare.target import MaxError
 
 
 class Copies(Hook):
@@ -59,6 +61,40 @@ def test_frames_are_what_was_there_at_each_epoch(tmp_path: Path, mixtures: str) 
         assert final is not None
         assert torch.equal(final.mean, used.mean)
         assert torch.equal(final.log_mixing, used.log_mixing)
+
+
+class Good(Hook):
+    """An error that is low after one epoch only."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.epoch = at, 0
+
+    def on_step(self, epoch: int, step: int) -> None:
+        self.epoch = epoch
+
+    def error(self, model: nn.Module) -> float:
+        return 10.0 if self.epoch == self.at else 90.0
+
+
+@pytest.mark.parametrize("codebook_epochs", [0, 1])
+def test_the_last_frame_is_the_network_that_a_target_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codebook_epochs: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_FRAMES", 3)  # so that the frame of that epoch was not kept
+    log, good = FrameLog(tmp_path / "frames.npz"), Good(at=3)
+    config = CompressConfig().override(epochs=6 - codebook_epochs, codebook_epochs=codebook_epochs)
+    task = dataclasses.replace(make_task(), evaluate=good.error)
+    compressed = compress(task, config, [log, good], target=MaxError(20.0))
+    assert "that of epoch 3" in compressed.messages[0]
+    log.finish(compressed.mixtures)
+    frames = Frames.load(tmp_path / "frames.npz")
+    assert frames.epochs.tolist() == [0, 2, 3]
+    for k, names in enumerate(frames.about["tensors"]):
+        weights = torch.cat([compressed.retrained[name].reshape(-1) for name in names])
+        assert np.array_equal(frames.sample[-1, frames.owner == k], weights.numpy().astype(np.float16))
+        last = Mixture(*(torch.from_numpy(v[-1, k]) for v in (frames.log_mixing, frames.mean, frames.log_var)))
+        assert frames.counts[-1, k].tolist() == last.assign(weights).bincount(minlength=len(last)).tolist()
+        assert torch.equal(merge(last, config.merge).log_mixing, compressed.mixtures[names[0]].log_mixing)
 
 
 def test_a_film_changes_nothing_in_the_training(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -103,6 +105,32 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_end(tmp_path
             thread.start()
             thread.join(20)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fault", [None, "drawing"])
+def test_a_client_that_goes_before_its_answer_prints_nothing_but_a_fault_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str | None
+) -> None:
+    asked, gone = threading.Event(), threading.Event()
+
+    def render(_: LivePage) -> str:
+        asked.set()
+        assert gone.wait(20)
+        if fault:
+            raise RuntimeError(fault)
+        return "x" * 10_000_000  # more than the system takes for a client that does not read
+
+    monkeypatch.setattr(LivePage, "_render", render)
+    monkeypatch.setattr(ThreadingHTTPServer, "daemon_threads", False)  # so that the end waits for the answer
+    with LivePage(tmp_path) as page:
+        parts = urlsplit(page.address)
+        with socket.create_connection((HOST, parts.port or 0)) as client:
+            client.sendall(f"GET / HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+            assert asked.wait(20)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        gone.set()
+    printed = capsys.readouterr().err
+    assert ("RuntimeError: drawing" in printed) if fault else (printed == "")
 
 
 def test_browsers_that_ask_at_once_get_one_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from softshare.report.figures import FIGURES
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
+from softshare.target import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
 
 PICTURES = {plot.name for plot in FIGURES}
 
@@ -99,21 +100,20 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "reached", "card"),
+    ("target", "reached", "card"),
     [
-        ({"max_bytes": 5000}, 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
-        ({"max_error": 2.5}, 2.75, "<b>not met</b><span>target: at most 2.5% validation error; 2.75% reached</span>"),
-        ({"max_error_increase": 0.5}, 1.5, "<b>met</b><span>target: at most 2% validation error; 1.5% reached</span>"),
+        (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
+        (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.5% validation error; 2.75% reached</span>"),
+        (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2% validation error; 1.5% reached</span>"),
     ],
 )
-def test_a_target_is_in_the_headline(written: Path, limit: dict[str, float], reached: float, card: str) -> None:
+def test_a_target_is_in_the_headline(written: Path, target: Target, reached: float, card: str) -> None:
     run = Run.load(written)
     assert run.result is not None
     none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
     assert "target" not in render_page(run, none).partition("</header>")[0]
-    value = 2.0 if "max_error_increase" in limit else next(iter(limit.values()))
-    outcome = {"limit": value, "reached": reached, "met": reached <= value}
-    result = dataclasses.replace(run.result, config=run.result.config | {"target": limit}, outcome=outcome)
+    limit = 2.0 if isinstance(target, MaxErrorIncrease) else next(iter(dataclasses.asdict(target).values()))
+    result = dataclasses.replace(run.result, outcome=Outcome(target, limit, reached).to_dict())
     header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
     assert card in header
 

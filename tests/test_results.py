@@ -82,6 +82,15 @@ def test_what_only_changes_the_speed_does_not_part_seeds() -> None:
     assert len(points([THREE[0], captured])) == 1
 
 
+def test_seeds_that_start_from_weights_of_their_own_are_one_point() -> None:
+    def given(made: Result, name: str, digest: str) -> Result:
+        return dataclasses.replace(made, config={**made.config, "pretrain": {"weights": name, "sha256": digest}})
+
+    own = [given(made, "pretrained.safetensors", str(made.seed)) for made in THREE]
+    assert len(points(own)) == 1
+    assert len(points([*own, given(result(0), "other.safetensors", "0")])) == 2
+
+
 def test_other_settings_methods_data_and_experiments_are_other_points() -> None:
     others = [
         with_settings(result(n_bytes=4_000), tau=0.1),

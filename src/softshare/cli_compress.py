@@ -139,9 +139,9 @@ def compress(
     """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
 
     Leaves model.sws, result.json, history.csv, frames.npz (for a report) and the checkpoints before and after
-    retraining in the folder. An experiment starts from a few settings of its own, which result.json records; your
-    task from the defaults. A target that is not met ends with exit status 1, and the nearest that was found is in the
-    folder.
+    retraining in the folder. An experiment starts from a few settings of its own, your task from the defaults;
+    result.json records them, and how the network was pre-trained or which weights were given. A target that is not met
+    ends with exit status 1, and the nearest that was found is in the folder.
 
     Without a task: `--weights model.safetensors --bits 3` or `--weight-error 0.05` writes a file, fitted to the
     weights alone. Nothing is trained, so expect far larger files for the same accuracy. Of the settings only --rule and

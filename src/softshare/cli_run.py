@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,9 +18,10 @@ from softshare import tables
 from softshare.budget import check_size, check_target
 from softshare.cli_tasks import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
-from softshare.config import CompressConfig
+from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import DivergedError
 from softshare.evaluate import measure
+from softshare.files import read_bytes
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.prior import MixturePrior
 from softshare.report.frames import FrameLog
@@ -43,7 +46,7 @@ from softshare.runs import (
 from softshare.target import MaxBytes, Target
 from softshare.task import Task
 from softshare.weights import WeightView, load_state_
-from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 out = Console(markup=False)
 
@@ -89,6 +92,7 @@ def run_task(
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}", highlight=False)
+    recorded = {**(options.changes(spec) if spec in EXPERIMENTS else {}), **_pretraining(spec, weights, options, seed)}
     WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
     if target is not None:
         check_target(target, config)
@@ -114,8 +118,7 @@ def run_task(
         compressed.save(unfinished / MODEL)
         fresh = get_experiment(spec).make_model().to(find_device(device)) if spec in EXPERIMENTS else None
         result = measure(task, compressed, config, method=method, model=fresh)
-        if spec in EXPERIMENTS:
-            result = dataclasses.replace(result, config={**result.config, **options.changes(spec)})
+        result = dataclasses.replace(result, config={**result.config, **recorded})
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     for message in compressed.messages:
@@ -146,5 +149,18 @@ def run_task(
 
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
-    pretrain_(task, dataclasses.replace(get_experiment(name).pretrain, seed=seed), [ProgressBar("pre-train")])
+    pretrain_(task, _schedule(name, seed), [ProgressBar("pre-train")])
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+
+
+def _schedule(name: str, seed: int) -> RetrainConfig:
+    return dataclasses.replace(get_experiment(name).pretrain, seed=seed)
+
+
+def _pretraining(spec: str, weights: Path | None, options: TaskOptions, seed: int) -> dict[str, Any]:
+    """What a result says of it; nothing where a user's network is taken as it comes."""
+    if weights:
+        return {"pretrain": {"weights": weights.name, "sha256": hashlib.sha256(read_bytes(weights)).hexdigest()}}
+    if spec not in EXPERIMENTS:
+        return {}
+    return {"pretrain": None if options.from_scratch else pretraining_settings(_schedule(spec, seed))}

@@ -16,6 +16,7 @@ from softshare.codec import inspect as inspect_file
 from softshare.config import EncodeConfig
 from softshare.datafree import compress_weights
 from softshare.errors import ConfigError
+from softshare.files import require_writable
 from softshare.runs import made_folder
 from softshare.zoo.experiments import EXPERIMENTS
 
@@ -48,11 +49,14 @@ def compress_without_task(
     if bits is None and weight_error is None:
         raise ConfigError("without a task: give --bits, of a weight in the file, or --weight-error, as 0.05")
     file = file or weights.with_suffix(".sws")
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; without a task, expected by --out the name of a file")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} exists already; give --overwrite or another --out")
     start = time.perf_counter()
     rules = overrides.pop("rules", ())
     with made_folder(file.parent):
+        require_writable(file.parent)
         fitted = compress_weights(
             weights, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
         )

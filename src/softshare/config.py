@@ -5,54 +5,16 @@ Field names are unique across the stages, so that `--tau` needs no prefix. A fie
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import json
 import math
-import types
-import typing
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from softshare.errors import ConfigError
+from softshare.fields import Versioned, require, require_types
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
 
-VERSION = 2
 WITHOUT_A_WIDTH = ("init_std", "zero_precision_prior", "free_precision_prior")  # fields that count there only
-
-
-_PLAIN: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _is_a(kind: Any, value: Any) -> bool:
-    """Whether a value is of a field's type: a plain one, a choice, a union, a tuple of one kind, another dataclass."""
-    if kind in _PLAIN:
-        accepted = (int, float) if kind is float else kind
-        return isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)  # a bool is an int too
-    match typing.get_origin(kind):
-        case typing.Literal:
-            return value in typing.get_args(kind)
-        case types.UnionType | typing.Union:
-            return any(_is_a(member, value) for member in typing.get_args(kind))
-        case builtins.tuple:
-            return isinstance(value, tuple) and all(_is_a(typing.get_args(kind)[0], v) for v in value)
-    return isinstance(value, kind)
-
-
-def _describe(kind: Any) -> str:
-    match typing.get_origin(kind):
-        case typing.Literal:
-            return "one of " + ", ".join(typing.get_args(kind))
-        case types.UnionType | typing.Union:
-            return " or ".join(_describe(member) for member in typing.get_args(kind))
-        case builtins.tuple:
-            return f"a tuple of {_describe(typing.get_args(kind)[0])}"
-    return _PLAIN.get(kind) or ("None" if kind is type(None) else f"a {kind.__name__}")
-
-
-def _require_types(config: Any) -> None:
-    for name, kind in typing.get_type_hints(type(config)).items():
-        _require(_is_a(kind, getattr(config, name)), name, _describe(kind), getattr(config, name))
 
 
 @dataclass(frozen=True)
@@ -76,11 +38,6 @@ _GAMMA_RANGE = {"std": Range(0.005, 0.1, log=True), "strength": Range(5.0, 500.0
 _BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=True)}  # see `Beta.from_mode`
 
 
-def _require(condition: bool, name: str, expected: str, value: object) -> None:
-    if not condition:
-        raise ConfigError(f"{name}: expected {expected}, got {value!r}")
-
-
 @dataclass(frozen=True)
 class Rule:
     """Tensors whose state-dict name matches the shell pattern are shared (`share=True`) or kept as they are."""
@@ -89,7 +46,7 @@ class Rule:
     share: bool
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
 
     def __str__(self) -> str:
         return f"{'share' if self.share else 'keep'}:{self.pattern}"
@@ -168,13 +125,13 @@ class PriorConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(self.components >= 1, "components", "at least 1 free component", self.components)
-        _require(self.sample_one_in >= 1, "sample_one_in", "at least 1", self.sample_one_in)
-        _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
+        require_types(self)
+        require(self.components >= 1, "components", "at least 1 free component", self.components)
+        require(self.sample_one_in >= 1, "sample_one_in", "at least 1", self.sample_one_in)
+        require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
         for name in ("width", "init_std"):
             value = getattr(self, name)
-            _require(value is None or 0 < value < math.inf, name, "a number above 0", value)
+            require(value is None or 0 < value < math.inf, name, "a number above 0", value)
         given = [name for name in WITHOUT_A_WIDTH if getattr(self, name) is not None]
         if self.width is not None and given:
             raise ConfigError(
@@ -182,7 +139,7 @@ class PriorConfig:
                 "width or all of these to None ('none' on the command line)"
             )
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
-            _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
+            require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -224,16 +181,16 @@ class RetrainConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
-        _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
-        _require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
+        require_types(self)
+        require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
+        require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
+        require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
         for name in ("hard_from", "distill"):
-            _require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
+            require(0 <= getattr(self, name) <= 1, name, "a share between 0 and 1", getattr(self, name))
         for name in ("zeroing", "weight_decay"):
-            _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
-        _require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
-        _require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
+            require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
+        require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
+        require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
 
 @dataclass(frozen=True)
@@ -245,10 +202,8 @@ class MergeConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(
-            0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold
-        )
+        require_types(self)
+        require(0 <= self.merge_threshold < math.inf, "merge_threshold", "a number of at least 0", self.merge_threshold)
 
 
 @dataclass(frozen=True)
@@ -261,9 +216,9 @@ class CodebookConfig:
     lr_codebook: float = option(1e-4, "Learning rate of both.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(self.codebook_epochs >= 0, "codebook_epochs", "at least 0", self.codebook_epochs)
-        _require(0 < self.lr_codebook < math.inf, "lr_codebook", "a number above 0", self.lr_codebook)
+        require_types(self)
+        require(self.codebook_epochs >= 0, "codebook_epochs", "at least 0", self.codebook_epochs)
+        require(0 < self.lr_codebook < math.inf, "lr_codebook", "a number above 0", self.lr_codebook)
 
 
 @dataclass(frozen=True)
@@ -275,7 +230,7 @@ class SimplifyConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
 
 
 @dataclass(frozen=True)
@@ -297,11 +252,11 @@ class EncodeConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
 
 
 @dataclass(frozen=True)
-class CompressConfig:
+class CompressConfig(Versioned):
     """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
 
     Where the defaults part from the paper: a mixture of few components for each layer, their widths held relative to
@@ -309,6 +264,8 @@ class CompressConfig:
     and after a fifth of the run a hard phase, on quantized weights, in which those not worth their bits are zeroed.
     docs/math.md says why.
     """
+
+    VERSION = 2
 
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
@@ -318,7 +275,7 @@ class CompressConfig:
     encode: EncodeConfig = field(default_factory=EncodeConfig)
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
 
     @classmethod
     def paper(cls) -> CompressConfig:
@@ -347,19 +304,6 @@ class CompressConfig:
     def seed(self) -> int:
         return self.retrain.seed
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they come back from JSON: lists, not tuples."""
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return {"version": VERSION, **values}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
-        values = dict(values)
-        version = values.pop("version", None)
-        _require(version == VERSION, "config version", str(VERSION), version)
-        config: CompressConfig = _build(cls, values, "config")
-        return config
-
     def override(self, **values: Any) -> CompressConfig:
         """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`."""
         stages = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -371,33 +315,3 @@ class CompressConfig:
                 raise ConfigError(f"unknown option {name!r}; known are {known}")
             changes[owner][name] = value
         return CompressConfig(**{s: dataclasses.replace(stage, **changes[s]) for s, stage in stages.items()})
-
-
-def _build(kind: Any, value: Any, path: str) -> Any:
-    """The inverse of `dataclasses.asdict` for the types used here, with the path of the offending leaf in errors."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        members = typing.get_args(kind)
-        if value is None and type(None) in members:
-            return None
-        fits = [
-            m
-            for m in members
-            if m is not type(None)
-            and dataclasses.is_dataclass(m) == isinstance(value, dict)
-            and (not isinstance(value, dict) or {f.name for f in dataclasses.fields(m)} == set(value))
-        ]
-        _require(bool(fits), path, f"one of {kind}", value)
-        return _build(fits[0], value, path)
-    if typing.get_origin(kind) is tuple:
-        _require(isinstance(value, list | tuple), path, "a list", value)
-        return tuple(_build(typing.get_args(kind)[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-    if not dataclasses.is_dataclass(kind):
-        _require(_is_a(kind, value), path, _describe(kind), value)
-        return value
-    _require(isinstance(value, dict), path, "a mapping of fields", value)
-    hints = typing.get_type_hints(kind)
-    unknown = set(value) - set(hints)
-    _require(not unknown, path, "fields " + ", ".join(hints), sorted(unknown))
-    needed = {f.name for f in dataclasses.fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-    _require(needed <= set(value), path, "fields " + ", ".join(hints), value)
-    return typing.cast(Any, kind)(**{name: _build(hints[name], v, f"{path}.{name}") for name, v in value.items()})

@@ -28,6 +28,22 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) ->
     return size
 
 
+def make_folder(folder: Path) -> None:
+    """With those above it; one that is there is left as it is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder and learn now, not after hours of work, whether it can be written to."""
+    make_folder(folder)
+    probe = folder / ".writable"
+    write_atomic(probe, b"")
+    probe.unlink()
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()

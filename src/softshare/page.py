@@ -9,7 +9,7 @@ from pathlib import Path
 
 from softshare.errors import ConfigError
 from softshare.evaluate import Result
-from softshare.files import read_bytes, write_atomic
+from softshare.files import make_folder, read_bytes, write_atomic
 from softshare.pareto import can_draw, draw_pareto, is_current, pareto_data
 from softshare.results import BEGIN, plot_name, points, render_page, render_summary, replace_summary
 
@@ -50,8 +50,5 @@ def stale_files(wanted: Mapping[Path, bytes]) -> list[Path]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to the folder {path.parent}: {error.strerror or error}") from error
+    make_folder(path.parent)
     write_atomic(path, data)

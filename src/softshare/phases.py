@@ -68,3 +68,7 @@ class Phases(Hook):
         self.history += (record,)
         for hook in self.hooks:
             hook.on_epoch(record)
+
+    def on_return(self, epoch: int) -> None:
+        for hook in self.hooks:
+            hook.on_return(epoch)

@@ -19,7 +19,7 @@ from softshare.baselines import DeepCompressionConfig, DnsConfig, deep_compressi
 from softshare.codec import decode
 from softshare.errors import ConfigError
 from softshare.evaluate import Result, final_error, measure
-from softshare.files import write_atomic
+from softshare.files import require_writable, write_atomic
 from softshare.results import without_seed
 from softshare.retrain import Hook
 from softshare.route import Compressed, compress
@@ -94,16 +94,6 @@ def _job(recipe: Recipe, seed: int, folder: Path, overwrite: bool) -> Job:
 
 def _file(stem: Path, suffix: str) -> Path:
     return stem.parent / (stem.name + suffix)
-
-
-def require_writable(folder: Path) -> None:
-    probe = folder / ".writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
-    write_atomic(probe, b"")
-    probe.unlink()
 
 
 def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[str], None]) -> Iterator[Result]:

@@ -27,7 +27,7 @@ SWITCHES: dict[str, Any] = {
     "codebook_epochs": 0,
     "symmetries": False,
 }
-_NOT_THE_POINT = ("seed", "capture", "backend")  # settings in which results of one point may differ
+_NOT_THE_POINT = ("seed", "capture", "backend", "sha256")  # in which results of one point may differ
 
 _INTRO = """# Results
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from softshare.config import RetrainConfig
+from softshare.distill import distilled
 from softshare.errors import ConfigError, DivergedError
 from softshare.hard import quantized
 from softshare.prior import MixturePrior
@@ -51,6 +52,9 @@ class Hook:
 
     def on_epoch(self, record: EpochRecord) -> None: ...
 
+    def on_return(self, epoch: int) -> None:
+        """Called where a target takes the network of an earlier epoch: it and the prior are again as they were then."""
+
     def on_end(self) -> None:
         """Called last, after an error too."""
 
@@ -66,11 +70,14 @@ def retrain_(
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
 
     With `latent`, the optimizer trains that, and the model's parameters follow from it. With `zeroing`, that decides
-    what is zeroed and may scale tau; by default it is done as the config says.
+    what is zeroed and may scale tau; by default it is done as the config says. With `config.distill` the network as it
+    is now is the teacher.
 
     A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
     good epoch. The global random state is seeded for the run and put back after it.
     """
+    if config.distill:
+        task = distilled(task, task.model, config.distill)
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     steps = _length(task.train)
     zeroing = zeroing or Zeroing(config.zeroing)

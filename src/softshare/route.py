@@ -67,8 +67,10 @@ def compress(
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
-    if config.retrain.distill:
-        task = distilled(task, task.model, config.retrain.distill)
+    retraining = config.retrain
+    if retraining.distill:  # here, so that the network before is the codebooks' teacher too
+        task = distilled(task, task.model, retraining.distill)
+        retraining = dataclasses.replace(retraining, distill=0.0)
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior, hard = MixturePrior(task.model, config.prior), config.retrain.hard_from < 1
     start = quantize_prior(prior, config.merge, hard).quantized
@@ -79,8 +81,11 @@ def compress(
     steering = budget.steering if budget else None
     hooks = [steering, *hooks] if steering else hooks
     with Phases(task, config.retrain.epochs + config.codebook.codebook_epochs, hooks) as phases:
-        phases.run(config.retrain, prior=prior, zeroing=steering)
-        messages = steering.settle_() if steering else []
+        phases.run(retraining, prior=prior, zeroing=steering)
+        messages = []
+        if steering and (epoch := steering.settle_()) is not None:
+            phases.on_return(epoch)
+            messages = [f"target: the last network was above the limit; that of epoch {epoch}, the best, is taken"]
         compressed = quantize_prior(prior, config.merge, hard)
         if config.codebook.codebook_epochs:
             compressed = _train_codebooks_(phases, prior, compressed, config)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softshare.errors import ConfigError, SoftShareError
-from softshare.files import no_safetensors, read_bytes, write_atomic
+from softshare.files import make_folder, no_safetensors, read_bytes, require_writable, write_atomic
 
 MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
@@ -33,10 +33,7 @@ def made_folder(path: Path) -> Iterator[None]:
     """Make the folder and those above it; those that are still empty at the end go again."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot write to the folder {path}: {error.strerror or error}") from error
+        make_folder(path)
         yield
     finally:
         with contextlib.suppress(OSError):  # the first that is not empty ends it
@@ -57,7 +54,9 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     unfinished = path / UNFINISHED
     with made_folder(path):
         try:
-            _try_to_write(unfinished)
+            make_folder(unfinished)
+            _clear(unfinished)
+            require_writable(unfinished)
             yield unfinished
         except SoftShareError:
             if (unfinished / RETRAINED).exists() or (unfinished / LAST_GOOD).exists():
@@ -68,24 +67,16 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         _move_up(unfinished, earlier)
 
 
-def _try_to_write(folder: Path) -> None:
-    """Make the folder, empty, and learn now, not after hours of training, whether it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
-    except OSError as error:
-        raise ConfigError(f"cannot write to the folder {folder.parent}: {error.strerror or error}") from error
-    write_atomic(folder / RESULT, b"")
-    _clear(folder)
-
-
 def _clear(folder: Path) -> None:
     """Of folders too: an unfinished run may have a report."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    try:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot empty the folder {folder}: {error.strerror or error}") from error
 
 
 def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:

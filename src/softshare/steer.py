@@ -127,18 +127,18 @@ class Steering(Zeroing, Hook):
             state = copy.deepcopy((self.model.state_dict(), self.prior.state_dict()))
             self._best = merit, record.epoch, state
 
-    def settle_(self) -> list[str]:
-        """After retraining: where the last network is above a limit on the error, the best one; and what was done.
+    def settle_(self) -> int | None:
+        """After retraining: where the last network is above a limit on the error, the best one; returns its epoch.
 
         Epochs that follow, of the codebooks, are not looked at.
         """
         self._settled = True
         if self._best is None or self._best[1] == self.config.epochs or self._fits:
-            return []
+            return None
         _, epoch, (model, prior) = self._best
         self.model.load_state_dict(model)
         self.prior.load_state_dict(prior)
-        return [f"target: the last network was above the limit; the best is that of epoch {epoch}, and is taken"]
+        return epoch
 
 
 @torch.no_grad()

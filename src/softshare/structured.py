@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from softshare.chains import Link, find_links
-from softshare.config import _require, _require_types
 from softshare.errors import ModelError
+from softshare.fields import require, require_types
 from softshare.prior import _scale
 from softshare.task import Task
 
@@ -37,11 +37,11 @@ class UnitPriorConfig:
     outgoing: bool = True  # whether a unit's outgoing weights go with its incoming ones and its bias
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
-        _require(0 < self.broad < math.inf, "broad", "a number above 0", self.broad)
-        _require(0 < self.narrow < self.broad, "narrow", f"a number above 0 and below broad, {self.broad}", self.narrow)
-        _require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
+        require_types(self)
+        require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
+        require(0 < self.broad < math.inf, "broad", "a number above 0", self.broad)
+        require(0 < self.narrow < self.broad, "narrow", f"a number above 0 and below broad, {self.broad}", self.narrow)
+        require(0 < self.zero_mixing < 1, "zero_mixing", "a number between 0 and 1, both excluded", self.zero_mixing)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from softshare.codec import decode
 from softshare.evaluate import Result, final_error, load_copy
-from softshare.files import read_bytes, write_atomic
+from softshare.files import read_bytes, require_writable, write_atomic
 from softshare.pareto import can_draw
-from softshare.reproduce import require_writable, write_pair
+from softshare.reproduce import write_pair
 from softshare.runs import PRETRAINED, load_checkpoint
 from softshare.search import Space
 from softshare.task import Task

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Self, cast
 
-from softshare.config import EncodeConfig, RetrainConfig, Rule, Schedule, _build, _require, _require_types, option
+from softshare.config import EncodeConfig, RetrainConfig, Rule, Schedule, option
 from softshare.errors import ConfigError
-
-VERSION = 1
+from softshare.fields import Versioned, require, require_types
 
 
 @dataclass(frozen=True)
@@ -24,8 +20,8 @@ class LayerValue:
     value: float
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(math.isfinite(self.value), f"value of {self.pattern!r}", "a finite number", self.value)
+        require_types(self)
+        require(math.isfinite(self.value), f"value of {self.pattern!r}", "a finite number", self.value)
 
 
 def require_matches(values: Sequence[LayerValue], layers: Sequence[str]) -> None:
@@ -53,8 +49,8 @@ class TrainConfig:
     capture: bool = option(False, "Capture the training steps into CUDA graphs; see RetrainConfig.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(0 <= self.l2 < math.inf, "l2", "a number of at least 0", self.l2)
+        require_types(self)
+        require(0 <= self.l2 < math.inf, "l2", "a number of at least 0", self.l2)
         self.phase(1)  # has the same fields and checks them
 
     def phase(self, epochs: int, lr: float | None = None) -> RetrainConfig:
@@ -79,11 +75,11 @@ class PruneConfig:
     round_epochs: int = option(10, "Passes over the training data after each pruning.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
         for value in (self.quality, *(q.value for q in self.qualities)):
-            _require(0 <= value < math.inf, "quality", "a number of at least 0", value)
+            require(0 <= value < math.inf, "quality", "a number of at least 0", value)
         for name in ("rounds", "round_epochs"):
-            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -99,13 +95,13 @@ class SurgeryConfig:
     settle_epochs: int = option(10, "Passes after it, with the masks as they are; 0: none.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(math.isfinite(self.c_rate), "c_rate", "a finite number", self.c_rate)
-        _require(0 <= self.margin < 1, "margin", "a share of at least 0 and below 1", self.margin)
+        require_types(self)
+        require(math.isfinite(self.c_rate), "c_rate", "a finite number", self.c_rate)
+        require(0 <= self.margin < 1, "margin", "a share of at least 0 and below 1", self.margin)
         for name in ("decay", "power"):
-            _require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
-        _require(self.surgery_epochs >= 1, "surgery_epochs", "at least 1", self.surgery_epochs)
-        _require(self.settle_epochs >= 0, "settle_epochs", "at least 0", self.settle_epochs)
+            require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
+        require(self.surgery_epochs >= 1, "surgery_epochs", "at least 1", self.surgery_epochs)
+        require(self.settle_epochs >= 0, "settle_epochs", "at least 0", self.settle_epochs)
 
 
 @dataclass(frozen=True)
@@ -118,15 +114,15 @@ class ShareConfig:
     lr_centroids: float = option(1e-4, "Learning rate of the centroids, and of what is not shared.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
         for name in ("conv_bits", "fc_bits"):
-            _require(1 <= getattr(self, name) <= 12, name, "1 to 12 bits", getattr(self, name))
-        _require(self.share_epochs >= 0, "share_epochs", "at least 0", self.share_epochs)
-        _require(0 < self.lr_centroids < math.inf, "lr_centroids", "a number above 0", self.lr_centroids)
+            require(1 <= getattr(self, name) <= 12, name, "1 to 12 bits", getattr(self, name))
+        require(self.share_epochs >= 0, "share_epochs", "at least 0", self.share_epochs)
+        require(0 < self.lr_centroids < math.inf, "lr_centroids", "a number above 0", self.lr_centroids)
 
 
 @dataclass(frozen=True)
-class _MethodConfig:
+class _MethodConfig(Versioned):
     """What `softshare.measure` asks of a method's config."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -135,23 +131,11 @@ class _MethodConfig:
     rules: tuple[Rule, ...] = option((), "Ordered name rules of the tensors to compress, first match wins.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
+        require_types(self)
 
     @property
     def seed(self) -> int:
         return self.train.seed
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they come back from JSON: lists, not tuples."""
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return {"version": VERSION, **values}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        values = dict(values)
-        version = values.pop("version", None)
-        _require(version == VERSION, "config version", str(VERSION), version)
-        return cast(Self, _build(cls, values, "config"))
 
 
 @dataclass(frozen=True)

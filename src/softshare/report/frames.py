@@ -116,8 +116,17 @@ class FrameLog(Hook):
             return
         frame = self._take(self._prior, record.epoch)
         if self._frames is not None and record.epoch > 0:
-            frame = _join(self._frames, frame, keep_last=int(self._frames.epochs[-1]) % self._every == 0)
+            keeps_last = int(self._frames.epochs[-1]) % self._every == 0
+            frame = _join(self._frames, frame, len(self._frames.epochs) - (not keeps_last))
         self._frames = frame
+        self._frames.save(self.path)
+
+    def on_return(self, epoch: int) -> None:
+        """The film ends with the network that is taken."""
+        if self._prior is None or self._frames is None:
+            return
+        before = int(np.searchsorted(self._frames.epochs, epoch))
+        self._frames = _join(self._frames, self._take(self._prior, epoch), before)
         self._frames.save(self.path)
 
     def finish(self, mixtures: Mapping[str, Mixture]) -> None:
@@ -162,8 +171,8 @@ class FrameLog(Hook):
         )
 
 
-def _join(film: Frames, frame: Frames, keep_last: bool) -> Frames:
-    kept = len(film.epochs) - (not keep_last)
+def _join(film: Frames, frame: Frames, kept: int) -> Frames:
+    """The first so many frames of the film, then this one."""
     names = ("epochs", "log_mixing", "mean", "log_var", "counts", "ends", "histograms", "sample")
     joined: Any = {n: np.concatenate([getattr(film, n)[:kept], getattr(frame, n)]) for n in names}
     return dataclasses.replace(film, **joined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,6 +75,10 @@ class LivePage(Hook):
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _TIMEOUT
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):  # the browser has gone, perhaps in the middle of an answer
+                    super().handle()
 
             def do_GET(self) -> None:
                 port = live._server.server_port

@@ -76,7 +76,7 @@ def _target(result: Result) -> dict[str, str]:
     outcome = result.outcome
     if outcome is None:
         return {}
-    in_bytes = "max_bytes" in result.config["target"]
+    in_bytes = "max_bytes" in outcome["target"]
     limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else f"{outcome[k]:.4g}%" for k in ("limit", "reached"))
     unit = "bytes" if in_bytes else "validation error"
     return {f"target: at most {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from softshare.errors import ConfigError
-from softshare.files import write_atomic
+from softshare.files import make_folder, write_atomic
 from softshare.report.figures import FIGURES, draw
 from softshare.report.page import render_page
 from softshare.report.run import Run
@@ -20,10 +19,7 @@ def write_report(run_folder: Path, folder: Path) -> list[Path]:
     require_matplotlib()
     run = Run.load(run_folder)
     pictures = folder / PICTURES
-    try:
-        pictures.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+    make_folder(pictures)
     svgs: dict[str, list[str]] = {}
     written = [folder / PAGE]
     for plot in FIGURES:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import CompressConfig, RetrainConfig, _require, _require_types, option
+from softshare.config import CompressConfig, RetrainConfig, option
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.fields import require, require_types
 from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.task import Task
 from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist
@@ -42,8 +43,8 @@ class TaskConfig:
     label_smoothing: float = option(0.0, "Share of each label that is spread over all classes, in training only.")
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _require(
+        require_types(self)
+        require(
             0 <= self.label_smoothing < 1, "label_smoothing", "a share of at least 0, below 1", self.label_smoothing
         )
 
