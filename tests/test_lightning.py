@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
 from softshare.integrations.lightning import SoftShareCallback
-from trained import BATCH, EPOCHS, N, RATE, config, data, error, make_task, prior_gradients
+from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
@@ -28,15 +28,11 @@ pytestmark = [
 class Module(pl.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.net = make_task().model
-        self.validated: list[Tensor] = []  # the weights at each validation
+        self.net = make_net()
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         loss: Tensor = self.net(*batch)["loss"]
         return loss
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.validated.append(self.net.body[0].weight.detach().clone())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), RATE)
@@ -78,7 +74,7 @@ def test_the_file_is_sparse_and_the_module_is_what_it_decodes_to(tmp_path: Path)
         assert torch.equal(tensor, fresh.state_dict()[name])
     assert callback.compressed is not None
     assert file.read_bytes() == callback.compressed.to_bytes()
-    weight = fresh.net.body[0].weight
+    weight = fresh.net.first.weight
     assert 0 < int((weight != 0).sum()) < 0.25 * weight.numel()
     assert len(weight.unique()) <= 5  # four components and zero
 
@@ -124,26 +120,36 @@ def test_what_is_added_to_the_gradients_is_the_priors(tmp_path: Path) -> None:
     assert module.added > 1e-3
 
 
+class Validated(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_values: list[int] = []  # of the first layer's weights, at each validation
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.n_values.append(len(self.net.first.weight.unique()))
+
+
 def test_validation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path: Path) -> None:
-    module = Module()
+    module = Validated()
     saved = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
     callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
     trainer = make_trainer(callback, saved, max_epochs=4, enable_checkpointing=True)
     trainer.fit(module, loader(), loader(N))
-    n_values = [len(w.unique()) for w in module.validated]  # before training, and after each epoch
-    assert [n > 100 for n in n_values] == [True, True, True, False, False]
+    # before training, and after each epoch
+    assert [n > 100 for n in module.n_values] == [True, True, True, False, False]
     for file in tmp_path.glob("*.ckpt"):
         state = torch.load(file, weights_only=True)["state_dict"]
-        assert len(state["net.body.0.weight"].unique()) > 100
+        assert len(state["net.first.weight"].unique()) > 100
 
 
+@pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
 def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
     settings = config(schedule="cosine", zeroing=30.0)
-    whole = SoftShareCallback(tmp_path / "whole.sws", settings)
-    saved = pl.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=3, save_top_k=-1, filename="{epoch}")
-    make_trainer(whole, saved, max_epochs=6, enable_checkpointing=True).fit(Module(), loader())
-    again = SoftShareCallback(tmp_path / "again.sws", settings)
-    make_trainer(again, max_epochs=6).fit(Module(), loader(), ckpt_path=tmp_path / "epoch=2.ckpt")
+    whole, again = (SoftShareCallback(tmp_path / f"{name}.sws", settings) for name in ("whole", "again"))
+    for callback, checkpoint in ((whole, None), (again, tmp_path / "epoch=2.ckpt")):
+        saved = pl.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=3, save_top_k=-1, filename="{epoch}")
+        trainer = make_trainer(callback, saved, max_epochs=6, enable_checkpointing=True)
+        trainer.fit(Module(), loader(), ckpt_path=checkpoint)
     assert whole.compressed
     assert again.compressed
     for name, tensor in whole.compressed.retrained.items():
@@ -163,16 +169,16 @@ def test_after_an_error_the_weights_are_those_behind(tmp_path: Path) -> None:
     module = Failing()
     with pytest.raises(RuntimeError, match="the data are gone"):
         make_trainer(SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))).fit(module, loader())
-    assert len(module.net.body[0].weight.unique()) > 100
+    assert len(module.net.first.weight.unique()) > 100
     assert not (tmp_path / "model.sws").exists()
 
 
 def test_frozen_layers_are_kept_as_they_are(tmp_path: Path) -> None:
     module = Module()
-    module.net.body[0].requires_grad_(False)
-    before = module.net.body[0].weight.clone()
+    module.net.first.requires_grad_(False)
+    before = module.net.first.weight.clone()
     make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_epochs=2).fit(module, loader())
-    assert torch.equal(ss.load(tmp_path / "model.sws")["net.body.0.weight"], before)
+    assert torch.equal(ss.load(tmp_path / "model.sws")["net.first.weight"], before)
 
 
 def test_bfloat16(tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
 
 def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
     stream = DataLoader(Endless(), batch_size=BATCH)
-    with pytest.raises(ConfigError, match="n_examples: .* give it to the callback"):
+    with pytest.raises(ConfigError, match=r"n_examples: .* give it to the callback"):
         make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_steps=32).fit(Module(), stream)
     make_trainer(SoftShareCallback(tmp_path / "model.sws", config(), N), max_steps=32).fit(Module(), stream)
     assert ss.inspect(tmp_path / "model.sws").file_bytes
@@ -208,12 +214,12 @@ class ByLBFGS(Module):
 
 class HeadOnly(Module):
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.net.body[2].parameters())
+        return torch.optim.Adam(self.net.last.parameters())
 
 
 class Broken(Module):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        nn.init.constant_(self.net.body[0].weight, float("nan"))
+        nn.init.constant_(self.net.first.weight, float("nan"))
 
 
 @pytest.mark.filterwarnings("ignore:.*max_epochs.*:UserWarning")
@@ -225,7 +231,7 @@ class Broken(Module):
         (Module, {"strategy": "ddp", "devices": 1}, "one device, by SingleDeviceStrategy, not by DDPStrategy"),
         (Manual, {}, "automatic_optimization is False"),
         (ByLBFGS, {}, "LBFGS"),
-        (HeadOnly, {}, "net.body.0.weight, net.body.0.bias: to be shared, but the optimizer does not train them"),
+        (HeadOnly, {}, "net.first.weight, net.first.bias: to be shared, but the optimizer does not train them"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_any_step(
@@ -237,7 +243,7 @@ def test_what_it_cannot_do_is_refused_before_any_step(
 
 def test_weights_that_became_nan_are_not_written(tmp_path: Path) -> None:
     callback = SoftShareCallback(tmp_path / "model.sws", config())
-    with pytest.raises(ModelError, match=r"net\.body\.0\.weight: 192 of 192 weights are NaN"):
+    with pytest.raises(ModelError, match=r"net\.first\.weight: 192 of 192 weights are NaN"):
         make_trainer(callback, max_steps=1).fit(Broken(), loader())
     assert not (tmp_path / "model.sws").exists()
 

@@ -17,10 +17,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 3))
+        self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 3)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.body(x)
+        logits = self.last(self.first(x).relu())
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
@@ -44,7 +44,7 @@ def batches(size: int = BATCH) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(size), labels.split(size), strict=True))
 
 
-def make_task() -> ss.Task:
+def make_net() -> Net:
     """Pre-trained; always the same."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -55,8 +55,12 @@ def make_task() -> ss.Task:
             optimizer.zero_grad()
             model(x, labels)["loss"].backward()
             optimizer.step()
+    return model
+
+
+def make_task() -> ss.Task:
     return ss.Task(
-        model=model,
+        model=make_net(),
         train=batches(),
         loss=lambda model, batch: model(*batch)["loss"],
         evaluate=lambda model: error(model),
@@ -71,7 +75,7 @@ def config(**values: object) -> ss.CompressConfig:
 
 def prior_gradients(prior: ss.MixturePrior, tau: float) -> list[Tensor]:
     """Of tau / N * -log p(w), at every shared weight, by torch's own densities in float64."""
-    found = []
+    found: list[Tensor] = []
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         components = Normal(mixture.mean.detach().double(), mixture.std.detach().double())
         density = MixtureSameFamily(Categorical(logits=mixture.log_mixing.detach().double()), components)
