@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +28,19 @@ def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for block in python:
         exec(compile(block, "README.md", "exec"), namespace)
     for file in ("model.sws", "own_loop.sws"):
+        assert inspect(tmp_path / file).file_bytes == (tmp_path / file).stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")
+@pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*")
+def test_callbacks_of_the_integrations_page_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks("python", (ROOT / "docs" / "integrations.md").read_text()):
+        exec(compile(block, "integrations.md", "exec"), namespace)
+    for file in ("lightning.sws", "bert.sws"):
         assert inspect(tmp_path / file).file_bytes == (tmp_path / file).stat().st_size
 
 
