@@ -15,9 +15,8 @@ STORY = Path(__file__).parent.parent / "examples" / "story.ipynb"
 def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
     """The kinds of output of each code cell."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [
-        [kind for output in cell.outputs for kind in output.get("data", {output.output_type: ""})] for cell in cells
-    ]
+    kinds = [[kind for output in cell.outputs for kind in output.get("data", [output.output_type])] for cell in cells]
+    return [sorted(of_one) for of_one in kinds]
 
 
 def test_the_story_runs_and_ends_with_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
