@@ -84,13 +84,14 @@ def make_trainer(
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_it_ends_as_the_route_does(accumulated: int, tmp_path: Path) -> None:
-    settings = config(zeroing=30.0)
+    settings = config(zeroing=30.0, schedule="cosine")
     callback = SoftShareCallback(tmp_path / "model.sws", settings)
-    size: dict[str, Any] = {
+    options: dict[str, Any] = {
+        "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": BATCH // accumulated,
         "gradient_accumulation_steps": accumulated,
     }
-    make_trainer(make_net(), tmp_path, callback, **size).train()
+    make_trainer(make_net(), tmp_path, callback, **options).train()
     assert callback.compressed is not None
     for name, wanted in ss.compress(make_task(), settings).retrained.items():
         torch.testing.assert_close(callback.compressed.retrained[name], wanted, atol=1e-3, rtol=1e-3)
@@ -247,7 +248,7 @@ def test_a_classifier_with_its_encoder_frozen_in_bfloat16(tmp_path: Path) -> Non
 
 class Failing(Watched):
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        if len(self.n_values[True]) == 20:
+        if len(self.n_values[True]) == 2:
             raise RuntimeError("the data are gone")
         return super().forward(x, labels)
 
@@ -263,7 +264,8 @@ def test_a_new_run_after_an_error_starts_from_the_weights_behind(tmp_path: Path)
     trainer.args.max_steps = 1
     trainer.train()
     assert callback.compressed
-    assert len(callback.compressed.retrained["first.weight"].unique()) > 100
+    after, before = callback.compressed.retrained["first.weight"], make_net().first.weight.detach()
+    assert float((after - before).abs().max()) < 4 * RATE  # three steps away from where it was
 
 
 @pytest.mark.parametrize(
