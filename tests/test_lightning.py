@@ -193,11 +193,11 @@ def test_frozen_layers_are_kept_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(ss.load(tmp_path / "model.sws")["net.first.weight"], before)
 
 
-def test_bfloat16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_other_precisions(precision: str, tmp_path: Path) -> None:
     module = Module()
-    trainer = make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), precision="bf16-mixed")
-    trainer.fit(module, loader())
-    assert error(module.net) < 10
+    make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), precision=precision).fit(module, loader())
+    assert error(module.net.float()) < 10
 
 
 class Endless(IterableDataset[tuple[Tensor, Tensor]]):

@@ -132,7 +132,7 @@ class Sharing:
         self.steps = range(state["start"], self.steps.stop)
         self.prior.load_state_dict(state["prior"])
         self._optimizer.load_state_dict(state["optimizer"])
-        if self._curvature:
+        if self._curvature and state["curvature"]:  # zeroing may be new
             self._curvature.load_state_dict(state["curvature"])
 
 
