@@ -483,7 +483,14 @@ def test_a_width_is_held_against_3_million_weights_on_their_way(start: str) -> N
     assert float((ratio - 1).abs().max()) < 0.05
 
 
-def test_what_holds_a_width_follows_the_prior_and_is_no_part_of_its_state() -> None:
-    prior = ss.MixturePrior(net(), ss.PriorConfig())
-    assert "_log_held" not in prior.state_dict()
+def test_what_holds_a_width_follows_the_prior_and_is_a_part_of_its_state() -> None:
+    model = net()
+    prior = ss.MixturePrior(model, ss.PriorConfig())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)  # as training may
+    resumed = ss.MixturePrior(model, ss.PriorConfig())
+    assert resumed.neg_log_prior() != prior.neg_log_prior()
+    resumed.load_state_dict(prior.state_dict())
+    assert resumed.neg_log_prior() == prior.neg_log_prior()
     assert prior.double()._log_held.dtype == torch.float64

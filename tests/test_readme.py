@@ -33,6 +33,19 @@ def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert inspect(tmp_path / file).file_bytes == (tmp_path / file).stat().st_size
 
 
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")
+@pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*")
+def test_callbacks_of_the_integrations_page_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks("python", (ROOT / "docs" / "integrations.md").read_text()):
+        exec(compile(block, "integrations.md", "exec"), namespace)
+    for file in ("lightning.sws", "bert.sws"):
+        assert inspect(tmp_path / file).file_bytes == (tmp_path / file).stat().st_size
+
+
 def test_make_task_of_the_readme_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = [b for b in blocks("python") if "def make_task" in b]

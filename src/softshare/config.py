@@ -192,6 +192,14 @@ class RetrainConfig:
         require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
 
+    def tau_at(self, progress: float) -> float:
+        """Tau when this share of the run is done."""
+        return self.tau * (min(1.0, progress / self.tau_warmup) if self.tau_warmup else 1.0)
+
+    def decay_at(self, progress: float) -> float:
+        """What all learning rates are then multiplied by."""
+        return 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
+
 
 @dataclass(frozen=True)
 class MergeConfig:

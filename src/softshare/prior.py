@@ -100,7 +100,7 @@ class MixturePrior(nn.Module):
         else:
             most = max(part.n_weights for part in self.parts)
             self.precision_priors = (Gamma.from_std(1.0, math.sqrt(max(HELD, HELD_FOR_EACH * most))),) * 2
-            self.register_buffer("_log_held", log_vars, persistent=False)
+            self.register_buffer("_log_held", log_vars)  # in the state: the weights it is of are soon others
         self._log_held: Tensor  # (parts, 1), the log-variances at which a width holds them
         self.mixing_logits = nn.Parameter(torch.zeros_like(self.means))  # (parts, J)
         odds = math.log(config.zero_mixing / (1 - config.zero_mixing))

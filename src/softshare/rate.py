@@ -8,7 +8,7 @@ costs becomes 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,19 @@ class Curvature:
             batch_size * s / self._share if w.requires_grad else torch.full_like(s, torch.inf)
             for s, w in zip(self._squares, self._weights, strict=True)
         ]
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"squares": self._squares, "share": [self._share]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        for own, loaded in zip([*self._squares, self._share], [*state["squares"], *state["share"]], strict=True):
+            own.copy_(loaded)
+
+
+def bit_price(tau: float, n_examples: int) -> float:
+    """What the objective pays for a bit, in nats of mean loss."""
+    return tau / n_examples * math.log(2)
 
 
 class Zeroing:

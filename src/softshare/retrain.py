@@ -18,7 +18,7 @@ from softshare.distill import distilled
 from softshare.errors import ConfigError, DivergedError
 from softshare.hard import quantized
 from softshare.prior import MixturePrior
-from softshare.rate import Zeroing
+from softshare.rate import Zeroing, bit_price
 from softshare.step import CapturedStep, Latent, Step
 from softshare.task import Task
 
@@ -79,7 +79,7 @@ def retrain_(
     if config.distill:
         task = distilled(task, task.model, config.distill)
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
-    steps = _length(task.train)
+    steps = length_of(task.train)
     zeroing = zeroing or Zeroing(config.zeroing)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
@@ -125,10 +125,8 @@ def _train_epoch(
     step, tau = 0, 0.0
     for step, batch in enumerate(task.train, start=1):
         progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
-        tau = config.tau * (min(1.0, progress / config.tau_warmup) if config.tau_warmup else 1.0) if prior else 0.0
-        tau *= zeroing.tau_scale
-        decay = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0
-        run_step.set(tau, decay)
+        tau = config.tau_at(progress) * zeroing.tau_scale if prior else 0.0
+        run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
         if step % CHECK_EVERY == 0:
@@ -143,8 +141,8 @@ def _train_epoch(
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
-        price = tau / task.n_examples * math.log(2)
-        zeroing.zero_(prior, run_step.curvature.estimate(task.n_examples / step), price, epoch / config.epochs)
+        curvatures = run_step.curvature.estimate(task.n_examples / step)
+        zeroing.zero_(prior, curvatures, bit_price(tau, task.n_examples), epoch / config.epochs)
     return float(run_step.sums[0]) / step, tau, step
 
 
@@ -185,7 +183,8 @@ def _require_finite(what: str, value: float) -> None:
         raise FloatingPointError(f"{what} became {value}")
 
 
-def _length(batches: Iterable[Any]) -> int | None:
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many they are, where they can say."""
     try:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:  # no length, or a DataLoader over a dataset without one

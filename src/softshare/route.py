@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softshare.budget import Budget
 from softshare.codebook import Codebook, Codebooks, with_values
@@ -92,11 +92,16 @@ def compress(
     if budget:
         trimmed = budget.trim(compressed.quantized)
         messages += trimmed.messages
-        compressed = dataclasses.replace(compressed, quantized=trimmed.quantized, outcome=budget.outcome(trimmed))
-    elif config.simplify.symmetries:
-        quantized, messages = simplify(task.model, compressed.quantized, config.encode)
-        compressed = dataclasses.replace(compressed, quantized=quantized)
-    return dataclasses.replace(compressed, history=phases.history, config=config.encode, messages=tuple(messages))
+        compressed = dataclasses.replace(
+            compressed,
+            quantized=trimmed.quantized,
+            config=config.encode,
+            messages=tuple(messages),
+            outcome=budget.outcome(trimmed),
+        )
+    else:
+        compressed = simplified(task.model, compressed, config)
+    return dataclasses.replace(compressed, history=phases.history)
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
@@ -117,6 +122,14 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False)
         values |= dict.fromkeys(names, spread(merged.mean, groups))
     quantized = quantize(view, before, values) if hard else quantize(view, mixtures)
     return Compressed(quantized, mixtures, view.state_dict())
+
+
+def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig) -> Compressed:
+    """As it will be written: by `config.encode`, its units in the best order, if that is asked for."""
+    quantized, messages = compressed.quantized, list[str]()
+    if config.simplify.symmetries:
+        quantized, messages = simplify(model, quantized, config.encode)
+    return dataclasses.replace(compressed, quantized=quantized, config=config.encode, messages=tuple(messages))
 
 
 def _train_codebooks_(

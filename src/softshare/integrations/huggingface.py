@@ -1,0 +1,141 @@
+"""Hugging Face: a callback that compresses the network while `Trainer.train` trains it."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError, NotAvailableError
+from softshare.files import read_bytes, write_atomic
+from softshare.integrations.sharing import Sharing, checked
+from softshare.prior import MixturePrior
+from softshare.route import Compressed
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise NotAvailableError(
+        "the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'"
+    ) from error
+
+STATE = "softshare.pt"  # in a checkpoint's folder
+
+
+class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
+    """Trains the model under the prior, writes `path` at the end, and leaves the model as the file decodes to.
+
+    `n_examples` is how many examples the mean of the loss is over, in one epoch; by default the length of the dataset.
+    For a language model, whose loss is a mean over tokens, give the number of tokens. Evaluation in the hard phase is
+    that of the quantized network. After `train`, `compressed` is what was written.
+    """
+
+    compressed: Compressed | None = None
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: CompressConfig | None = None, n_examples: int | None = None
+    ) -> None:
+        self.path, self.config, self.n_examples = path, checked(config, path), n_examples
+        self._sharing: Sharing | None = None
+        self._hooks: list[Any] = []
+
+    @property
+    def prior(self) -> MixturePrior | None:
+        """While training, to look at."""
+        return self._sharing.prior if self._sharing else None
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train_dataloader: Any,
+        **others: Any,
+    ) -> None:
+        self._let_go_()  # of a run that an error has ended
+        _check_supported(args, state)
+        self._sharing = sharing = Sharing(
+            model,
+            self.config,
+            range(state.global_step, state.max_steps),
+            optimizer,
+            train_dataloader,
+            args.gradient_accumulation_steps,
+            self.n_examples,
+        )
+        if state.global_step:
+            data = io.BytesIO(read_bytes(_checkpoint(args, state) / STATE))
+            sharing.load_state_dict(torch.load(data, map_location="cpu", weights_only=True))
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            if not module.training:  # an evaluation, of which no callback sees the start
+                sharing.quantize_(state.global_step - 1)  # as the last step was
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if not module.training:
+                sharing.restore_()
+
+        self._hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)]
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        if self._sharing:
+            self._sharing.quantize_(state.global_step)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        if self._sharing:
+            self._sharing.step_(state.global_step)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        if self._sharing:
+            self._sharing.end_epoch_(state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        if self._sharing:
+            buffer = io.BytesIO()
+            torch.save(self._sharing.state_dict(), buffer)
+            write_atomic(_checkpoint(args, state) / STATE, buffer.getvalue())
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        sharing = self._let_go_()
+        if sharing:
+            self.compressed = sharing.finish_(self.path)
+
+    def _let_go_(self) -> Sharing | None:
+        sharing, self._sharing = self._sharing, None
+        if sharing:
+            sharing.restore_()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        return sharing
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _check_supported(args: TrainingArguments, state: TrainerState) -> None:
+    if args.parallel_mode.value != "not_parallel" or args.deepspeed or args.fsdp:
+        raise ConfigError("the callback trains on one device: not on several, nor by DeepSpeed or FSDP")
+    if args.fp16:
+        raise ConfigError("fp16: its gradients are scaled, and the prior's are not; take bf16, or float32")
+    if args.load_best_model_at_end:
+        raise ConfigError("load_best_model_at_end: the mixture would be that of another step; leave it at False")
+    if state.is_hyper_param_search:
+        raise ConfigError("hyperparameter_search: all trials would write the same file; use softshare tune")

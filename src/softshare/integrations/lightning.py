@@ -1,0 +1,124 @@
+"""Lightning: a callback that compresses the network while `Trainer.fit` trains it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError, NotAvailableError
+from softshare.integrations.sharing import Sharing, checked
+from softshare.prior import MixturePrior
+from softshare.route import Compressed
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+else:
+    # Lightning comes under two names, and neither takes the other's classes: that which is in use, or is there.
+    names = ["pytorch_lightning", "lightning.pytorch"]
+    names.sort(key=lambda name: name not in sys.modules)
+    found = [name for name in names if find_spec(name.partition(".")[0])]
+    if not found:
+        raise NotAvailableError("the Lightning callback needs Lightning: pip install 'softshare[lightning]'")
+    Callback = import_module(found[0]).Callback
+
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")  # those without a gradient scaler
+
+
+class SoftShareCallback(Callback):  # type: ignore[misc]
+    """Trains the module under the prior, writes `path` at the end, and leaves the module as the file decodes to.
+
+    `n_examples` is how many examples the mean of the loss is over, in one epoch; by default the length of the dataset.
+    Validation in the hard phase is that of the quantized network. After `fit`, `compressed` is what was written.
+    """
+
+    compressed: Compressed | None = None
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: CompressConfig | None = None, n_examples: int | None = None
+    ) -> None:
+        self.path, self.config, self.n_examples = path, checked(config, path), n_examples
+        self._sharing: Sharing | None = None
+        self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training starts
+
+    @property
+    def prior(self) -> MixturePrior | None:
+        """While training, to look at."""
+        return self._sharing.prior if self._sharing else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _check_supported(trainer, pl_module)
+        self._sharing = Sharing(
+            pl_module,
+            self.config,
+            range(trainer.global_step, int(trainer.estimated_stepping_batches)),
+            trainer.optimizers[0],
+            trainer.train_dataloader,
+            trainer.accumulate_grad_batches,
+            self.n_examples,
+        )
+        if self._loaded:
+            self._sharing.load_state_dict(self._loaded)
+            self._loaded = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._sharing:
+            self._sharing.quantize_(trainer.global_step)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:
+            self._sharing.restore_()
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self._sharing:
+            self._sharing.step_(trainer.global_step)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:
+            self._sharing.quantize_(trainer.global_step - 1)  # as the last step was
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:
+            self._sharing.restore_()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:
+            self._sharing.end_epoch_(trainer.global_step)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._sharing:
+            self._sharing.restore_()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:
+            self.compressed = self._sharing.finish_(self.path)
+            self._sharing = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sharing.state_dict() if self._sharing else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+
+def _check_supported(trainer: Trainer, module: LightningModule) -> None:
+    strategy = type(trainer.strategy).__name__
+    if strategy != "SingleDeviceStrategy":
+        raise ConfigError(f"strategy: the callback trains on one device, by SingleDeviceStrategy, not by {strategy}")
+    if trainer.precision not in PRECISIONS:
+        raise ConfigError(
+            f"precision: expected one without a gradient scaler ({', '.join(PRECISIONS)}), got {trainer.precision}"
+        )
+    if not module.automatic_optimization:
+        raise ConfigError("automatic_optimization is False: where you take the steps, take softshare.MixturePrior")
+    if isinstance(trainer.optimizers[0], torch.optim.LBFGS):
+        raise ConfigError("LBFGS takes several gradients in a step, which no callback sees; take another optimizer")
+    if trainer.estimated_stepping_batches == float("inf"):
+        raise ConfigError("a run without an end: give the Trainer max_epochs or max_steps, over which tau is warmed up")

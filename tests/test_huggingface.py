@@ -1,0 +1,301 @@
+"""The callback in Hugging Face's real Trainer: the route's own training, files, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+import softshare as ss
+from softshare.errors import ConfigError
+from softshare.integrations.huggingface import SoftShareCallback
+from trained import BATCH, EPOCHS, RATE, N, Net, config, data, error, make_net, make_task, prior_gradients
+
+WORDS, LENGTH = 12, 6
+
+
+class Items(Dataset[dict[str, Tensor]]):
+    def __init__(self, **columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def points(seed: int = 0) -> Items:
+    x, labels = data(seed)
+    return Items(x=x, labels=labels)
+
+
+class InOrder(Trainer):  # type: ignore[misc]
+    """Batches as they are in the route's list."""
+
+    def _get_train_sampler(self, *args: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
+
+
+def make_trainer(
+    model: nn.Module, folder: Path, *callbacks: TrainerCallback, train: Items | None = None, **options: Any
+) -> Trainer:
+    values = {
+        "output_dir": str(folder),
+        "num_train_epochs": EPOCHS,
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": N,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "weight_decay": 0.0,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        **options,
+    }
+    arguments = TrainingArguments(**values)
+    return InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=train or points(),
+        eval_dataset=points(1),
+        callbacks=list(callbacks),
+    )
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_it_ends_as_the_route_does(accumulated: int, tmp_path: Path) -> None:
+    settings = config(zeroing=30.0, schedule="cosine")
+    callback = SoftShareCallback(tmp_path / "model.sws", settings)
+    options: dict[str, Any] = {
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": BATCH // accumulated,
+        "gradient_accumulation_steps": accumulated,
+    }
+    make_trainer(make_net(), tmp_path, callback, **options).train()
+    assert callback.compressed is not None
+    for name, wanted in ss.compress(make_task(), settings).retrained.items():
+        torch.testing.assert_close(callback.compressed.retrained[name], wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_the_file_is_sparse_and_the_model_is_what_it_decodes_to(tmp_path: Path) -> None:
+    model, file = make_net(), tmp_path / "model.sws"
+    before = error(model)
+    callback = SoftShareCallback(file, config())
+    make_trainer(model, tmp_path, callback).train()
+    assert error(model) <= before + 2
+    fresh = make_net()
+    ss.load_into_(fresh, file)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, fresh.state_dict()[name])
+    assert callback.compressed is not None
+    assert file.read_bytes() == callback.compressed.to_bytes()
+    weight = fresh.state_dict()["first.weight"]
+    assert 0 < int((weight != 0).sum()) < 0.25 * weight.numel()
+
+
+class Before(TrainerCallback):  # type: ignore[misc]
+    """Sees the task's gradients alone, and what the prior's are."""
+
+    def __init__(self, callback: SoftShareCallback) -> None:
+        self.callback = callback
+        self.task: list[Tensor] = []
+        self.expected: list[Tensor] = []
+
+    def on_pre_optimizer_step(self, *args: Any, **others: Any) -> None:
+        assert self.callback.prior
+        self.task = [w.grad.clone() for w in self.callback.prior.view.tensors if w.grad is not None]
+        self.expected = prior_gradients(self.callback.prior, tau=0.5)
+
+
+class After(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, before: Before) -> None:
+        self.before, self.added = before, 0.0
+
+    def on_pre_optimizer_step(self, *args: Any, **others: Any) -> None:
+        assert self.before.callback.prior
+        weights = self.before.callback.prior.view.tensors
+        for w, task, expected in zip(weights, self.before.task, self.before.expected, strict=True):
+            assert w.grad is not None
+            torch.testing.assert_close((w.grad - task).double(), expected, atol=1e-6, rtol=1e-3)
+            self.added = max(self.added, float(expected.abs().max()))
+
+
+def test_what_is_added_to_the_gradients_is_the_priors_and_is_not_clipped(tmp_path: Path) -> None:
+    callback = SoftShareCallback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0, hard_from=1.0))
+    before = Before(callback)
+    after = After(before)
+    make_trainer(make_net(), tmp_path, before, callback, after, max_steps=8, max_grad_norm=1e-4).train()
+    assert after.added > 1e-3
+    assert sum(float(g.square().sum()) for g in before.task) ** 0.5 < 1.1e-4
+
+
+class Watched(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.load_state_dict(make_net().state_dict())
+        self.n_values: dict[bool, list[int]] = {True: [], False: []}  # of the first layer, in training or evaluation
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        self.n_values[self.training].append(len(self.first.weight.unique()))
+        return super().forward(x, labels)
+
+
+def test_evaluation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path: Path) -> None:
+    model = Watched()
+    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    each: dict[str, Any] = {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "eval_on_start": True,
+        "num_train_epochs": 4,
+    }
+    trainer = make_trainer(model, tmp_path, callback, **each)
+    trainer.train()
+    assert [n > 100 for n in model.n_values[False]] == [True, True, True, False, False]
+    assert [n > 100 for n in model.n_values[True]] == [True] * 32 + [False] * 32
+    folders = sorted(tmp_path.glob("checkpoint-*"))
+    assert len(folders) == 4
+    for folder in folders:
+        assert len(safetensors.torch.load_file(folder / "model.safetensors")["first.weight"].unique()) > 100
+    decoded = ss.load(tmp_path / "model.sws")
+    trainer.evaluate()
+    assert model.n_values[False][-1] == len(decoded["first.weight"].unique())
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    settings = config(schedule="cosine", zeroing=30.0)
+    results = []
+    for name, checkpoint in (("whole", None), ("again", str(tmp_path / "checkpoint-48"))):
+        callback = SoftShareCallback(tmp_path / f"{name}.sws", settings)
+        saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 48, "num_train_epochs": 6}
+        make_trainer(make_net(), tmp_path, callback, **saving).train(resume_from_checkpoint=checkpoint)
+        assert callback.compressed
+        results.append(callback.compressed.retrained)
+    for name, tensor in results[0].items():
+        assert torch.equal(results[1][name], tensor), name
+    assert (tmp_path / "again.sws").read_bytes() == (tmp_path / "whole.sws").read_bytes()
+    (tmp_path / "checkpoint-48" / "softshare.pt").unlink()
+    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws", settings))
+    with pytest.raises(ConfigError, match=r"cannot read .*checkpoint-48/softshare\.pt"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-48"))
+
+
+def words() -> Tensor:  # (N, LENGTH), each row the same word
+    return torch.randint(WORDS, (N, 1), generator=torch.Generator().manual_seed(0)).repeat(1, LENGTH)
+
+
+def test_a_language_model_with_tied_embeddings(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tied = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(tied)
+    train = Items(input_ids=words(), labels=words())
+    settings = config(tau=0.005, lr_means=1e-3)
+    callback = SoftShareCallback(tmp_path / "model.sws", settings, n_examples=N * (LENGTH - 1))
+    make_trainer(model, tmp_path, callback, train=train, num_train_epochs=10).train()
+    state = ss.load(tmp_path / "model.sws")
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    assert ss.inspect(tmp_path / "model.sws").file_bytes < 4 * model.num_parameters() / 8
+    fresh = LlamaForCausalLM(tied)
+    ss.load_into_(fresh, tmp_path / "model.sws")
+    found = fresh.eval()(input_ids=words()).logits[:, :-1].argmax(-1)
+    assert float((found != words()[:, 1:]).float().mean()) < 0.1
+
+
+def test_a_classifier_with_its_encoder_frozen_in_bfloat16(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=WORDS, **sizes))
+    model.bert.requires_grad_(False)
+    before = {name: t.clone() for name, t in model.bert.state_dict().items()}
+    train = Items(input_ids=words(), labels=words()[:, 0].contiguous())
+    callback = SoftShareCallback(tmp_path / "model.sws", config())
+    make_trainer(model, tmp_path, callback, train=train, num_train_epochs=2, bf16=True).train()
+    state = ss.load(tmp_path / "model.sws")
+    for name, tensor in before.items():
+        assert torch.equal(state[f"bert.{name}"], tensor)
+    assert len(state["classifier.weight"].unique()) <= 5
+
+
+class Failing(Watched):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        if len(self.n_values[True]) == 2:
+            raise RuntimeError("the data are gone")
+        return super().forward(x, labels)
+
+
+def test_a_new_run_after_an_error_starts_from_the_weights_behind(tmp_path: Path) -> None:
+    model = Failing()
+    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))
+    trainer = make_trainer(model, tmp_path, callback)
+    with pytest.raises(RuntimeError, match="the data are gone"):
+        trainer.train()
+    assert not (tmp_path / "model.sws").exists()
+    model.n_values[True].clear()
+    trainer.args.max_steps = 1
+    trainer.train()
+    assert callback.compressed
+    after, before = callback.compressed.retrained["first.weight"], make_net().first.weight.detach()
+    assert float((after - before).abs().max()) < 4 * RATE  # three steps away from where it was
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fp16": True}, "fp16: .* take bf16"),
+        ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}, "load_best_model"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_any_step(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"), **options)
+    with pytest.raises(ConfigError, match=message):
+        trainer.train()
+
+
+def test_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.training_args import ParallelMode
+
+    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"))
+    monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
+    with pytest.raises(ConfigError, match="on one device"):
+        trainer.train()
+
+
+def test_without_transformers() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from softshare.errors import NotAvailableError\n"
+        "try: import softshare.integrations.huggingface\n"
+        "except NotAvailableError as error: print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == ("the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'\n")
