@@ -17,7 +17,6 @@ from kernels import needs_gpu
 from softshare.hard import add_mean_gradients_, quantized
 from softshare.rate import zero_cheap_
 from softshare.retrain import EpochRecord, Hook, retrain_
-from softshare.route import quantize_prior
 from softshare.step import WARM_UP, CapturedStep, Step
 from softshare.task import Task
 
@@ -319,7 +318,7 @@ def test_a_merge_moves_no_weight_of_a_hard_run_to_another_component() -> None:
         layer.weight.copy_(torch.tensor([[0.4, 0.8, 2.0]]))
         prior.means.copy_(torch.tensor([[1.0, 1.02]]))
         prior.log_vars.zero_()
-    hard, soft = (quantize_prior(prior, ss.MergeConfig(), hard) for hard in (True, False))
+    hard, soft = prior.quantize(hard=True), prior.quantize()
     for compressed, expected in ((hard, [0.0, 0.0, 1.01]), (soft, [0.0, 1.01, 1.01])):
         assert compressed.quantized.shared[0].dense().flatten().tolist() == pytest.approx(expected)
         assert len(compressed.mixtures["weight"]) == 2

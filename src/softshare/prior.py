@@ -255,11 +255,14 @@ class MixturePrior(nn.Module):
             {"params": mixing, "lr": self.config.lr_mixing, "weight_decay": 0.0},
         ]
 
-    def quantize(self, config: MergeConfig | None = None) -> Compressed:
-        """Merge and quantize what has been trained so far: the end of a training loop of your own."""
+    def quantize(self, config: MergeConfig | None = None, *, hard: bool = False) -> Compressed:
+        """Merge and quantize what has been trained so far: the end of a training loop of your own.
+
+        `hard`: the last steps were hard ones, and each weight keeps the component that they gave it.
+        """
         from softshare.route import quantize_prior  # the one import against the stream: a convenience for users
 
-        return quantize_prior(self, config or MergeConfig())
+        return quantize_prior(self, config or MergeConfig(), hard)
 
 
 def _scale(tau: float, n_examples: int) -> float:

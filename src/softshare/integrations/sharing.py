@@ -60,7 +60,7 @@ class Sharing:
         self._steps_per_epoch = math.ceil((length_of(batches) or len(steps) * accumulated) / accumulated)
         self.prior = MixturePrior(model, config.prior)
         _check_trained(self.prior, optimizer)
-        check(quantize_prior(self.prior, config.merge).quantized, config.encode)  # no file may be able to hold it
+        check(self.compressed().quantized, config.encode)  # no file may be able to hold it
         self._optimizer = torch.optim.Adam(self.prior.param_groups())
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         wanted = config.retrain.zeroing and config.retrain.hard_from < 1
@@ -110,11 +110,14 @@ class Sharing:
             Zeroing(self.config.retrain.zeroing).zero_(self.prior, curvatures, price, self._progress(steps_done))
         self.prior.choose_method()
 
+    def compressed(self) -> Compressed:
+        return quantize_prior(self.prior, self.config.merge, hard=self.config.retrain.hard_from < 1)
+
     def finish_(self, path: str | os.PathLike[str]) -> Compressed:
         """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
         self.restore_()
         self.prior.current_view().check()  # a loss that became NaN has left no weights to write
-        compressed = simplified(self.model, quantize_prior(self.prior, self.config.merge), self.config)
+        compressed = simplified(self.model, self.compressed(), self.config)
         compressed.save(path)
         load_into_(self.model, path)
         return compressed
