@@ -18,14 +18,15 @@ METHODS = {
     "lenet-300-100": [
         "paper",
         "paper-no-hyperpriors",
+        "softshare-default",
         "softshare",
         "softshare-small",
         "softshare-from-scratch",
         "softshare-augmented",
         *BASELINES,
     ],
-    "lenet-5-caffe": ["paper", "softshare", "softshare-small", "softshare-augmented", *BASELINES],
-    "wrn-16-4": ["paper", "softshare"],
+    "lenet-5-caffe": ["paper", "softshare-default", "softshare", "softshare-small", "softshare-augmented", *BASELINES],
+    "wrn-16-4": ["paper", "softshare-default", "softshare"],
 }
 
 
@@ -37,7 +38,7 @@ def test_the_methods_of_every_experiment() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"unknown method 'dns' for wrn-16-4; known are paper, softshare$"):
+    with pytest.raises(ConfigError, match=r"unknown method 'dns' for wrn-16-4; known are paper, .*, softshare$"):
         get_recipe("wrn-16-4", "dns")
     for ask in (methods, lambda name: get_recipe(name, "paper")):
         with pytest.raises(ConfigError, match="unknown experiment 'lenet-7'"):
@@ -53,6 +54,14 @@ def test_the_papers_are_the_papers() -> None:
     prior = config.prior
     assert (prior.zero_precision_prior, prior.free_precision_prior, prior.mixing_prior) == (None, None, None)
     assert config.retrain.epochs == 100  # "previously 100" (6.2)
+
+
+def test_the_default_is_what_the_command_line_does() -> None:
+    for name, experiment in EXPERIMENTS.items():
+        recipe = get_recipe(name, "softshare-default")
+        assert (recipe.config, recipe.pretrain) == (experiment.compress, experiment.pretrain)
+        assert recipe.task.label_smoothing == experiment.label_smoothing
+        assert recipe.config in (CompressConfig(), CompressConfig().override(rest_dtype="float16"))
 
 
 def test_augmentation_is_in_the_name() -> None:

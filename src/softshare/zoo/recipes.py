@@ -84,6 +84,7 @@ _WRN_OURS = EXPERIMENTS[_WRN].compress.override(optimizer="sgd", lr_weights=0.02
 RECIPES = (
     _recipe(_L300, "paper", _PAPER),
     _recipe(_L300, "paper-no-hyperpriors", _NO_HYPERPRIORS),
+    _recipe(_L300, "softshare-default", EXPERIMENTS[_L300].compress, _SMOOTHED),
     _recipe(_L300, "softshare", _L300_OURS, _SMOOTHED),
     _recipe(_L300, "softshare-small", _L300_OURS.override(zeroing=1.5), _SMOOTHED),
     dataclasses.replace(
@@ -97,6 +98,7 @@ RECIPES = (
     ),
     _recipe(_L300, "dns", _dns(_by_layer(fc1=2.6, fc2=3.2, fc3=2.2), l2=5e-4)),
     _recipe(_L5, "paper", _PAPER),
+    _recipe(_L5, "softshare-default", EXPERIMENTS[_L5].compress, _SMOOTHED),
     _recipe(_L5, "softshare", _L5_OURS.override(zeroing=2.0), _SMOOTHED),
     _recipe(_L5, "softshare-small", _L5_OURS.override(zeroing=4.0), _SMOOTHED),
     _recipe(_L5, "softshare-augmented", _L5_OURS.override(zeroing=10.0), _AUGMENTED, pretrain_epochs=30),
@@ -108,6 +110,7 @@ RECIPES = (
     _recipe(_L5, "dns", _dns(_by_layer(conv1=0.7, conv2=3.0, fc1=5.0, fc2=3.0), l2=1e-3)),
     # CIFAR-10 is augmented in the paper too, by flips and shifts (section 5); that is the experiment's and no switch.
     _recipe(_WRN, "paper", _PAPER.override(components=64)),
+    _recipe(_WRN, "softshare-default", EXPERIMENTS[_WRN].compress),
     _recipe(_WRN, "softshare", _WRN_OURS),
 )
 
