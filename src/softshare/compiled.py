@@ -14,8 +14,10 @@ def compiler(folder: Path, modules: Sequence[str], **options: Any) -> Callable[[
     """A decorator for functions whose compiled code depends on these modules of a folder.
 
     They keep no state between calls and let go of the interpreter's lock: threads run them at once. Numba keeps what it
-    has compiled, but looks for a change only in a function's own file; so the name has a digest of them all.
+    has compiled, but looks for a change only in a function's own file; so the name has a digest of them all. What one
+    of them calls is inlined: otherwise the call would run other code before it is kept than after, and last bits differ.
     """
+    options = {"nogil": True, "forceinline": True, **options}
     paths = [folder / f"{name}.py" for name in modules]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()[:16]
 
@@ -26,8 +28,8 @@ def compiler(folder: Path, modules: Sequence[str], **options: Any) -> Callable[[
             return function
         function.__qualname__ += f"_{digest}"  # numba names its cached files by it
         try:
-            return cast(Function, njit(cache=True, nogil=True, **options)(function))
+            return cast(Function, njit(cache=True, **options)(function))
         except RuntimeError:  # no folder to keep the compiled code in
-            return cast(Function, njit(nogil=True, **options)(function))
+            return cast(Function, njit(**options)(function))
 
     return compiled

@@ -38,9 +38,8 @@ NO_TENSOR = torch.empty(0)
 _NOTHING = NO_TENSOR.numpy()
 
 
-compiled = compiler(
-    Path(__file__).parent, ("assign_numba", "mixture_numba", "mixture_table", "table_numba"), fastmath=_VECTORIZE
-)
+_MODULES = ("assign_numba", "mixture_numba", "mixture_table", "table_numba")
+compiled = compiler(Path(__file__).parent, _MODULES, fastmath=_VECTORIZE)
 
 
 @compiled
