@@ -21,14 +21,14 @@ def test_the_template_goes_through_the_whole_route(
     program, *command = shlex.split(capsys.readouterr().out.partition("Try it: ")[2])
     assert program == "softshare"
     assert os.listdir("my tasks") == ["net.py"]
-    assert main([*command, "--epochs", "4", "--tau-warmup", "0"]) == 0
+    short = ["--epochs", "6", "--lr-weights", "3e-3", "--zero-mixing", "0.9"]
+    assert main([*command, *short]) == 0
     result = Result.load(Path("runs/net/result.json"))
     assert result.file_bytes == Path("runs/net/model.sws").stat().st_size
     assert result.error_before < 15  # chance is 50
-    assert result.error_after < 35
+    assert result.error_after < 15
     assert result.n_nonzero < 0.5 * result.n_weights
     assert main(["evaluate", "runs/net"]) == 0
-    assert main(["report", "runs/net"]) == 0
 
 
 def test_an_earlier_file_is_kept_unless_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

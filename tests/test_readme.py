@@ -58,7 +58,11 @@ def test_the_two_make_commands_stand_at_the_top() -> None:
     assert "make test" in top
 
 
-@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "document",
+    [ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")],
+    ids=lambda p: p.name,
+)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target
