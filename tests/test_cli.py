@@ -26,6 +26,7 @@ from softshare.zoo.models import LeNet300100
 
 COMMANDS = [
     "demo",
+    "init",
     "pretrain",
     "compress",
     "tune",

@@ -64,6 +64,7 @@ ROUTE = [
     ["route"],
     ["evaluate", "integrations", "integrations.sharing"],
     ["integrations.huggingface", "integrations.lightning"],
+    ["task_template"],  # a user's file: it sees the package from outside
     ["baselines.config", "baselines.kmeans", "baselines.layers"],
     ["baselines.masks", "baselines.sharing", "baselines.tasks"],
     ["baselines.deep_compression", "baselines.dns"],
@@ -101,7 +102,7 @@ ROUTE = [
     ["study_files"],
     ["tune"],
     ["cli_tasks"],
-    ["cli_files", "cli_results", "cli_run", "cli_tune", "cli_weights"],
+    ["cli_files", "cli_init", "cli_results", "cli_run", "cli_tune", "cli_weights"],
     ["cli_compress"],
     ["cli"],
     ["__main__"],

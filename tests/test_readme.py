@@ -14,7 +14,7 @@ from softshare.codec import inspect
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
@@ -54,7 +54,7 @@ def test_make_task_of_the_readme_goes_through_the_command_line(tmp_path: Path, m
     assert main(["evaluate", "runs/mine"]) == 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_exist(document: Path) -> None:
     text = document.read_text()
     for line in re.findall(r"^softshare (.*)", "\n".join(blocks("sh", text)), re.MULTILINE):
@@ -80,7 +80,7 @@ def test_the_two_make_commands_stand_at_the_top() -> None:
     assert "make test" in top
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from softshare.cli_compress import compress, demo, pretrain
 from softshare.cli_files import decompress, evaluate, export, inspect
+from softshare.cli_init import init
 from softshare.cli_results import report, reproduce, results, verify
 from softshare.cli_tune import tune
 from softshare.errors import SoftShareError
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 COMMANDS: list[Callable[..., None]] = [  # in the order of --help
     demo,
+    init,
     pretrain,
     with_config_options(compress),
     with_config_options(tune),

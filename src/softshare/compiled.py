@@ -15,7 +15,8 @@ def compiler(folder: Path, modules: Sequence[str], **options: Any) -> Callable[[
 
     They keep no state between calls and let go of the interpreter's lock: threads run them at once. Numba keeps what it
     has compiled, but looks for a change only in a function's own file; so the name has a digest of them all. What one
-    of them calls is inlined: otherwise the call would run other code before it is kept than after, and last bits differ.
+    of them calls is inlined: a coder's state stays in registers; and a call would run other code before it is kept than
+    after, whose last bits may differ.
     """
     options = {"nogil": True, "forceinline": True, **options}
     paths = [folder / f"{name}.py" for name in modules]

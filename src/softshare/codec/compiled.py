@@ -6,5 +6,4 @@ from pathlib import Path
 
 from softshare.compiled import compiler
 
-# forceinline keeps the coder's state in registers
 compiled = compiler(Path(__file__).parent, ("logistic", "rangecoder", "model", "fast", "planes"))

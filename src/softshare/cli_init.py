@@ -1,0 +1,36 @@
+"""The command `softshare init`: a task of the user's own to start from."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from softshare.cli_tasks import OverwriteOption
+from softshare.errors import ConfigError
+from softshare.files import write_atomic
+from softshare.runs import made_folder
+
+out = Console(markup=False)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The Python file to write, as my_task.py.")],
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a template of a task, for your own network and data: a Python file that says what to put where.
+
+    It works as it stands, on made-up data.
+    """
+    if file.suffix != ".py":
+        raise ConfigError(f"expected a file that ends in .py, as my_task.py, got {file}")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists already; give --overwrite or another name")
+    with made_folder(file.parent):
+        write_atomic(file, files("softshare").joinpath("task_template.py").read_bytes())
+    command = shlex.join(["softshare", "compress", f"{file}:make_task"])
+    out.print(f"{file} written. Try it: {command}", highlight=False, soft_wrap=True)
