@@ -19,6 +19,7 @@ from torch import Tensor
 import softshare
 from cifar_files import N, write_binary
 from softshare.cli import main
+from softshare.cli_run import _few_steps
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.zoo import cifar10, datasets, experiments
 from softshare.zoo.datasets import Split, load_mnist
@@ -343,6 +344,11 @@ def test_compress_prints_where_and_what(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{result_of(tmp_path / '[b]run')['file_bytes']:,}" in text
 
 
+def test_enough_steps_are_not_spoken_of() -> None:
+    assert _few_steps(0) == _few_steps(3_000) == ""
+    assert "2,999 steps" in _few_steps(2_999)
+
+
 @pytest.mark.parametrize(("hard_from", "advice"), [(1, "So quantizing did it"), (0.5, "Try a smaller --tau")])
 @pytest.mark.parametrize(("after", "says_so"), [(5.0, False), (6.0, False), (6.5, True), (50.0, True)])
 def test_compress_says_when_the_error_rose(
@@ -356,6 +362,7 @@ def test_compress_says_when_the_error_rose(
         f"The error rose from 5.00% to {after:.2f}%; at the end of retraining it was 4.00% on validation data. {advice}"
     )
     assert (said in text) == says_so
+    assert (" steps, where the defaults were made for 6,000: more --epochs come first." in text) == says_so
     result = result_of(tmp_path / "run")
     assert (result["error_before"], result["error_after"]) == (5.0, after)  # of `test`, not of `evaluate`
 

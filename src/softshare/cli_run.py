@@ -27,7 +27,7 @@ from softshare.prior import MixturePrior
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
-from softshare.retrain import Hook
+from softshare.retrain import Hook, length_of
 from softshare.route import compress as compress_task
 from softshare.runs import (
     FRAMES,
@@ -48,6 +48,7 @@ from softshare.task import Task
 from softshare.weights import WeightView, load_state_
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
+USUAL_STEPS = 6_000  # of the default 30 epochs on MNIST, about
 out = Console(markup=False)
 
 
@@ -143,9 +144,17 @@ def run_task(
                 "trains on quantized weights, more --components or more --epochs."
                 if by_quantizing
                 else "Try a smaller --tau, --zeroing or --width, more --epochs or another --lr-weights."
-            ),
+            )
+            + _few_steps((length_of(task.train) or 0) * config.retrain.epochs),
             highlight=False,
         )
+
+
+def _few_steps(n: int) -> str:
+    """Of the run; 0: not known."""
+    if not 0 < n < USUAL_STEPS / 2:
+        return ""
+    return f" The run had {n:,} steps, where the defaults were made for {USUAL_STEPS:,}: more --epochs come first."
 
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
