@@ -78,10 +78,19 @@ def test_an_error_on_the_weights_and_options_of_the_file(weights: Path, capsys: 
     assert run("compress", "--weights", weights, *options, "--overwrite") == 0
 
 
+def test_with_no_goal_the_error_is_the_default(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compress", "--weights", weights, "--out", tmp_path / "model.sws") == 0
+    assert "by default, an error of up to 5% was allowed; --bits or" in capsys.readouterr().out.replace("\n", " ")
+    assert run("compress", "--weights", weights, "--out", tmp_path / "same.sws", "--weight-error", 0.05) == 0
+    assert "by default" not in capsys.readouterr().out
+    assert (tmp_path / "model.sws").read_bytes() == (tmp_path / "same.sws").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--weights", "W"], "give --bits, of a weight in the file, or --weight-error"),
         (["--bits", 3], "expected a task .* or --weights"),
         (["--weights", "W", "--bits", 3, "--weight-error", 0.1], "got both"),
         (["--weights", "W", "--bits", 3, "--tau", 0.1, "--paper"], "--tau, --paper: without a task nothing is trained"),

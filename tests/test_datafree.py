@@ -46,6 +46,10 @@ def test_bits_are_met_from_below(state: dict[str, Tensor], bits: float, tmp_path
     assert 0.97 * bits <= 8 * size / n <= bits
 
 
+def test_with_no_goal_the_error_is_the_default(state: dict[str, Tensor]) -> None:
+    assert ss.compress_weights(state).data == ss.compress_weights(state, weight_error=0.05).data
+
+
 @pytest.mark.parametrize("wanted", [0.5, 0.1, 0.01, 0.001])
 def test_errors_are_met_from_below(state: dict[str, Tensor], wanted: float, tmp_path: Path) -> None:
     fitted = ss.compress_weights(state, weight_error=wanted)
@@ -198,7 +202,6 @@ def test_more_bits_than_there_is_use_for() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "got neither"),
         ({"bits": 3, "weight_error": 0.1}, "got both"),
         ({"bits": 0}, "bits: expected a number above 0"),
         ({"weight_error": 0.0001}, r"weight_error: expected a number from 0.001"),

@@ -107,7 +107,8 @@ def compress(
         float | None,
         typer.Option(
             metavar="FLOAT",
-            help="Without a task: at most this error of a tensor's weights, by root mean squares; 0.05 is 5%.",
+            help="Without a task: at most this error of a tensor's weights, by root mean squares; 0.05, that is 5%, by "
+            "default where there is no --bits.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -143,9 +144,9 @@ def compress(
     result.json records them, and how the network was pre-trained or which weights were given. A target that is not met
     ends with exit status 1, and the nearest that was found is in the folder.
 
-    Without a task: `--weights model.safetensors --bits 3` or `--weight-error 0.05` writes a file, fitted to the
-    weights alone. Nothing is trained, so expect far larger files for the same accuracy. Of the settings only --rule and
-    those of the file count.
+    Without a task: `--weights model.safetensors --out model.sws` writes a file, fitted to the weights alone, to within
+    an error of 5%; `--bits 3` or `--weight-error 0.1` say otherwise. Nothing is trained, so expect far larger files for
+    the same accuracy. Of the settings only --rule and those of the file count.
     """
     if task is None:
         require_no_task_options(

@@ -14,7 +14,7 @@ from rich.console import Console
 from softshare import tables
 from softshare.codec import inspect as inspect_file
 from softshare.config import EncodeConfig
-from softshare.datafree import compress_weights
+from softshare.datafree import ERROR, compress_weights
 from softshare.errors import ConfigError
 from softshare.files import require_writable
 from softshare.runs import made_folder
@@ -46,8 +46,6 @@ def compress_without_task(
         raise ConfigError(
             f"expected a task ({', '.join(EXPERIMENTS)} or FILE.py:make_task), or --weights to compress without one"
         )
-    if bits is None and weight_error is None:
-        raise ConfigError("without a task: give --bits, of a weight in the file, or --weight-error, as 0.05")
     file = file or weights.with_suffix(".sws")
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; without a task, expected by --out the name of a file")
@@ -64,6 +62,10 @@ def compress_without_task(
     out.print(tables.file_table(inspect_file(file), str(file)))
     worst = max(fitted.errors, key=lambda name: fitted.errors[name])
     total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    if bits is None and weight_error is None:
+        out.print(
+            f"by default, an error of up to {100 * ERROR:g}% was allowed; --bits or --weight-error set another goal"
+        )
     out.print(
         f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
         f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
