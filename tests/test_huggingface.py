@@ -196,10 +196,34 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> 
     for name, tensor in results[0].items():
         assert torch.equal(results[1][name], tensor), name
     assert (tmp_path / "again.sws").read_bytes() == (tmp_path / "whole.sws").read_bytes()
-    (tmp_path / "checkpoint-48" / "softshare.pt").unlink()
-    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws", settings))
-    with pytest.raises(ConfigError, match=r"cannot read .*checkpoint-48/softshare\.pt"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-48"))
+
+
+def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
+    """Is found where the arguments name it, as the Trainer does not tell. Where there is no mixture, that starts anew.
+
+    It was saved at the last step of an epoch, whose end goes with it.
+    """
+    settings, elsewhere = config(schedule="cosine", zeroing=30.0), str(tmp_path / "old" / "checkpoint-16")
+    first = SoftShareCallback(tmp_path / "first.sws", settings)
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 16, "num_train_epochs": 2}
+    make_trainer(make_net(), tmp_path / "old", first, **saving).train()
+
+    named = SoftShareCallback(tmp_path / "named.sws", settings)
+    again = {"num_train_epochs": 2, "resume_from_checkpoint": elsewhere}
+    make_trainer(make_net(), tmp_path / "new", named, **again).train(resume_from_checkpoint=elsewhere)
+    assert (tmp_path / "named.sws").read_bytes() == (tmp_path / "first.sws").read_bytes()
+
+    anew = SoftShareCallback(tmp_path / "anew.sws", settings)
+    trainer = make_trainer(make_net(), tmp_path / "new", anew, num_train_epochs=2)
+    with pytest.warns(UserWarning, match=r"no .*new/checkpoint-16/softshare\.pt: the mixture starts anew"):
+        trainer.train(resume_from_checkpoint=elsewhere)
+    assert anew.compressed
+    (tmp_path / "old" / "checkpoint-16" / "softshare.pt").unlink()
+    without = SoftShareCallback(tmp_path / "without.sws", settings)
+    trainer = make_trainer(make_net(), tmp_path / "old", without, num_train_epochs=2)
+    with pytest.warns(UserWarning, match="the mixture starts anew"):
+        trainer.train(resume_from_checkpoint=elsewhere)
+    assert (tmp_path / "without.sws").read_bytes() == (tmp_path / "anew.sws").read_bytes()
 
 
 def words() -> Tensor:  # (N, LENGTH), each row the same word

@@ -213,6 +213,15 @@ def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
     assert ss.inspect(tmp_path / "model.sws").file_bytes
 
 
+def test_data_without_a_length_end_as_those_with_one(tmp_path: Path) -> None:
+    """In an epoch there are as many steps as were taken in it, not those of the whole run."""
+    settings = config(zeroing=30.0)
+    stream, known = (SoftShareCallback(tmp_path / f"{name}.sws", settings, N) for name in ("stream", "known"))
+    for callback, batches in ((stream, DataLoader(Endless(), batch_size=BATCH)), (known, loader())):
+        make_trainer(callback, max_steps=4 * N // BATCH).fit(Module(), batches)
+    assert (tmp_path / "stream.sws").read_bytes() == (tmp_path / "known.sws").read_bytes()
+
+
 class Manual(Module):
     def __init__(self) -> None:
         super().__init__()
@@ -306,3 +315,20 @@ def test_lightning_under_its_other_name(tmp_path: Path) -> None:
         "print(issubclass(SoftShareCallback, lightning.pytorch.Callback))"
     )
     assert python(code, tmp_path) == "True\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
+def test_the_last_checkpoint_is_one_to_go_on_from(tmp_path: Path) -> None:
+    """It may be saved when training has ended, and is of the weights behind, with the mixture."""
+    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    saved = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_epochs=5, save_top_k=0)
+    module = Module()
+    make_trainer(callback, saved, max_epochs=2, enable_checkpointing=True).fit(module, loader())
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert len(checkpoint["state_dict"]["net.first.weight"].unique()) > 100
+    assert len(module.net.first.weight.unique()) <= 5
+    again = SoftShareCallback(tmp_path / "again.sws", config(hard_from=0.5))
+    trainer = make_trainer(again, saved, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Module(), loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.global_step == 3 * N // BATCH
+    assert again.compressed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
             self.n_examples,
         )
         if state.global_step:
-            data = io.BytesIO(read_bytes(_checkpoint(args, state) / STATE))
-            sharing.load_state_dict(torch.load(data, map_location="cpu", weights_only=True))
+            _load_(sharing, Path(args.resume_from_checkpoint or _checkpoint(args, state)) / STATE)
+            if sharing.is_at_an_end:  # a checkpoint of an epoch's last step is saved before the epoch ends
+                sharing.end_epoch_(state.global_step)
 
         def before(module: nn.Module, inputs: Any) -> None:
             if not module.training:  # an evaluation, of which no callback sees the start
@@ -124,6 +126,19 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
             hook.remove()
         self._hooks = []
         return sharing
+
+
+def _load_(sharing: Sharing, file: Path) -> None:
+    if file.exists():
+        data = io.BytesIO(read_bytes(file))
+        sharing.load_state_dict(torch.load(data, map_location="cpu", weights_only=True))
+    else:
+        warnings.warn(
+            f"there is no {file}: the mixture starts anew, from the checkpoint's weights, and tau is warmed up over "
+            "the steps that are left. If the checkpoint is in another folder, give that as "
+            "TrainingArguments(resume_from_checkpoint=...), too, for the Trainer does not tell a callback",
+            stacklevel=2,
+        )
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -96,8 +96,8 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
         if self._sharing:
             self._sharing.restore_()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._sharing:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sharing:  # not at the end of training, when others may still save a checkpoint to go on from
             self.compressed = self._sharing.finish_(self.path)
             self._sharing = None
 

@@ -57,7 +57,9 @@ class Sharing:
     ) -> None:
         self.model, self.config, self.steps = model, config, steps
         self.n_examples = _examples_in(batches) if n_examples is None else n_examples
-        self._steps_per_epoch = math.ceil((length_of(batches) or len(steps) * accumulated) / accumulated)
+        n_batches = length_of(batches)
+        self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: as will be counted
+        self._most_steps = self._steps_since_end = 0  # in an epoch so far, and since the last one has ended
         self.prior = MixturePrior(model, config.prior)
         _check_trained(self.prior, optimizer)
         check(self.compressed().quantized, config.encode)  # no file may be able to hold it
@@ -99,13 +101,20 @@ class Sharing:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.config.retrain.decay_at(self._progress(step))
         self._optimizer.step()
+        self._steps_since_end += 1
+
+    @property
+    def is_at_an_end(self) -> bool:
+        """Whether all steps of an epoch are taken and `end_epoch_` was not called yet."""
+        return self._steps_since_end == self._steps_per_epoch
 
     def end_epoch_(self, steps_done: int) -> None:
         """As the route ends an epoch: weights that are not worth their bits become 0."""
         self.restore_()
         last = steps_done - 1
+        self._most_steps, self._steps_since_end = max(self._most_steps, self._steps_since_end), 0
         if self._curvature and last in self.steps and self._is_hard(last):
-            curvatures = self._curvature.estimate(self.n_examples / self._steps_per_epoch)
+            curvatures = self._curvature.estimate(self.n_examples / (self._steps_per_epoch or self._most_steps))
             price = bit_price(self.config.retrain.tau_at(self._progress(last)), self.n_examples)
             Zeroing(self.config.retrain.zeroing).zero_(self.prior, curvatures, price, self._progress(steps_done))
         self.prior.choose_method()
@@ -116,6 +125,7 @@ class Sharing:
     def finish_(self, path: str | os.PathLike[str]) -> Compressed:
         """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
         self.restore_()
+        self.prior.to(self.prior.view.tensors[0].device)  # Lightning moves the network away from a GPU
         self.prior.current_view().check()  # a loss that became NaN has left no weights to write
         compressed = simplified(self.model, self.compressed(), self.config)
         compressed.save(path)
@@ -126,6 +136,8 @@ class Sharing:
         """All that a checkpoint needs beside the network, in tensors and plain values."""
         return {
             "start": self.steps.start,
+            "most_steps": self._most_steps,
+            "steps_since_end": self._steps_since_end,
             "prior": self.prior.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "curvature": self._curvature.state_dict() if self._curvature else None,
@@ -133,6 +145,7 @@ class Sharing:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = range(state["start"], self.steps.stop)
+        self._most_steps, self._steps_since_end = state["most_steps"], state["steps_since_end"]
         self.prior.load_state_dict(state["prior"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._curvature and state["curvature"]:  # zeroing may be new
