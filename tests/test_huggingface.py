@@ -209,7 +209,7 @@ def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
     make_trainer(make_net(), tmp_path / "old", first, **saving).train()
 
     named = SoftShareCallback(tmp_path / "named.sws", settings)
-    again = {"num_train_epochs": 2, "resume_from_checkpoint": elsewhere}
+    again: dict[str, Any] = {"num_train_epochs": 2, "resume_from_checkpoint": elsewhere}
     make_trainer(make_net(), tmp_path / "new", named, **again).train(resume_from_checkpoint=elsewhere)
     assert (tmp_path / "named.sws").read_bytes() == (tmp_path / "first.sws").read_bytes()
 
