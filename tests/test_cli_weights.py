@@ -183,7 +183,7 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
     target = tmp_path / "model.onnx"
     (tmp_path / "other.py").write_text(
         "import dataclasses\nfrom networks import make_task\n\n\ndef task():\n"
-        "    return dataclasses.replace(make_task('batch-norm'), train=[{'x': 1}])\n"
+        "    return dataclasses.replace(make_task('batch-norm'), train=['words'])\n"
     )
     for args, message in [
         ([], "expected --onnx FILE or --sparse FILE"),
@@ -192,7 +192,7 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
         (["--sparse", tmp_path / "a.pt", "--batch-norm"], "only for --onnx"),
         (["--sparse", tmp_path / "a.bin"], "expected a .pt or .pth file"),
         (["--onnx", target, "--task", "lenet-300-100"], "does not fit the model"),
-        (["--onnx", target, "--task", f"{tmp_path / 'other.py'}:task"], "got dict; in Python"),
+        (["--onnx", target, "--task", f"{tmp_path / 'other.py'}:task"], "got str; in Python, softshare.export_onnx"),
     ]:
         assert run("export", file, *args) == 2
         assert message in capsys.readouterr().err

@@ -61,6 +61,8 @@ def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monk
         n: t.shape for n, t in load_checkpoint(folder / "pretrained.safetensors").items()
     }
     assert main(["evaluate", str(folder)]) == 0  # from the data that are there now
+    command = ["export", str(folder / "model.sws"), "--onnx", "model.onnx", "--task", result.experiment]
+    assert main(command) == 0
 
 
 def test_the_rule_for_gpt2_shares_its_projections() -> None:

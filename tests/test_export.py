@@ -106,8 +106,25 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
     assert ss.export_onnx(Two(), (x, y), tmp_path / "model.onnx") < 1e-5
     found = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x.numpy(), "y": y.numpy()})
     np.testing.assert_allclose(found[1], (x @ y.T).numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ConfigError, match="expected a tuple of tensors, the model's inputs, got Tensor"):
+    with pytest.raises(ConfigError, match=r"expected a tuple of tensors, the model's inputs, or a dict .* got Tensor"):
         ss.export_onnx(Two(), x, tmp_path / "model.onnx")  # type: ignore[arg-type]
+
+
+def test_inputs_by_name(tmp_path: Path) -> None:
+    """In another order than the network's, one left out, and of another size than at export."""
+
+    class Named(nn.Module):
+        def forward(self, x: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+            x = x if scale is None else x * scale
+            return x if bias is None else x + bias
+
+    x, scale = torch.randn(4, 3), torch.randn(4, 3)
+    assert ss.export_onnx(Named(), {"scale": scale, "x": x}, tmp_path / "model.onnx") < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {"x": x[:2].numpy(), "scale": scale[:2].numpy()})
+    np.testing.assert_allclose(found, (x * scale)[:2].numpy(), rtol=1e-5)
+    with pytest.raises(ConfigError, match="a dict of them by name, got dict"):
+        ss.export_onnx(Named(), {"x": 1}, tmp_path / "model.onnx")  # type: ignore[dict-item]
 
 
 def test_onnx_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

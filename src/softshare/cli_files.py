@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from softshare.codec import MAX_BYTES, load, load_into_
 from softshare.codec import inspect as inspect_file
 from softshare.errors import ConfigError
 from softshare.evaluate import Result, final_error
-from softshare.export import export_onnx, export_sparse
+from softshare.export import Inputs, export_onnx, export_sparse
 from softshare.runs import MODEL, RESULT, save_checkpoint
 from softshare.task import Task
 
@@ -113,7 +114,8 @@ def export(
     """Write a file's network for others to run: as ONNX, or as torch's sparse tensors.
 
     ONNX is run by onnxruntime before it is written, on the first batch of the task, and must give what PyTorch gives.
-    The input is the batch, or the first item of it.
+    The input is the batch, or the first item of it. Of a batch that is a dict, all tensors are inputs by name, except
+    for `labels`, with which a Hugging Face model would compute its loss.
     """
     targets = [target for target in (onnx, sparse) if target is not None]
     if not targets:
@@ -133,7 +135,7 @@ def export(
         load_into_(loaded.model, file)
         if batch_norm:
             reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
-        difference = export_onnx(loaded.model, (_first_input(loaded),), onnx)
+        difference = export_onnx(loaded.model, _first_inputs(loaded), onnx)
         out.print(
             f"written to {onnx}; onnxruntime's outputs are PyTorch's to within {difference:.1g} of the largest",
             highlight=False,
@@ -141,12 +143,14 @@ def export(
         )
 
 
-def _first_input(task: Task) -> Tensor:
+def _first_inputs(task: Task) -> Inputs:
     batch = next(iter(task.train))
+    if isinstance(batch, Mapping):
+        return {name: t for name, t in batch.items() if name != "labels"}
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if not isinstance(first, Tensor):
         raise ConfigError(
-            f"--onnx: expected batches that are a tensor or begin with one, got {type(first).__name__}; in Python, "
-            "softshare.export_onnx(model, inputs, path)"
+            f"--onnx: expected tensors, dicts, or tuples that begin with a tensor, got {type(first).__name__}; in "
+            "Python, softshare.export_onnx(model, inputs, path)"
         )
-    return first
+    return (first,)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +21,11 @@ from softshare.quantize import QuantizedTensor
 
 TOLERANCE = 1e-4  # of an output, relative to the largest: other orders of float sums are far below it
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
+Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # by position, or by name
 
 
 @torch.no_grad()
-def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.PathLike[str]) -> float:
+def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) -> float:
     """Write the network as it is, in evaluation mode, with dense weights; returns the largest difference of an output.
 
     It is run by onnxruntime on the same inputs first. Where that does not give what PyTorch gives, nothing is written.
@@ -31,13 +34,18 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.Pat
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
         raise NotAvailableError(f"ONNX needs {', '.join(missing)}: pip install 'softshare[onnx]'")
-    if not isinstance(inputs, tuple) or not all(isinstance(t, Tensor) for t in inputs):
-        raise ConfigError(f"export_onnx: expected a tuple of tensors, the model's inputs, got {type(inputs).__name__}")
+    by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
+    in_order = () if isinstance(inputs, Mapping) else inputs
+    if not isinstance(in_order, tuple) or not all(isinstance(t, Tensor) for t in (*in_order, *by_name.values())):
+        raise ConfigError(
+            "export_onnx: expected a tuple of tensors, the model's inputs, or a dict of them by name, "
+            f"got {type(inputs).__name__}"
+        )
     training = model.training
     model.eval()
     try:
-        data = _onnx(model, inputs)
-        expected = model(*inputs)
+        data = _onnx(model, in_order, by_name)
+        expected = model(*in_order, **by_name)
     finally:
         model.train(training)
     wanted = [t.cpu() for t in tree_leaves(expected) if isinstance(t, Tensor)]
@@ -51,14 +59,23 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: str | os.Pat
     return difference
 
 
-def _onnx(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
-    shapes = [{0: torch.export.Dim.AUTO} if t.dim() else {} for t in inputs]
+def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Tensor]) -> bytes:
+    def dims(t: Tensor) -> dict[int, Any]:
+        return {0: torch.export.Dim.AUTO} if t.dim() else {}
+
+    shapes: Any = {name: dims(t) for name, t in by_name.items()} or [dims(t) for t in in_order]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's exporter warns of its own parts
             # Not optimized: batch norm would be folded into the weights, which are then no longer the quantized ones.
             program = torch.onnx.export(
-                model, inputs, dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False
+                model,
+                in_order,
+                kwargs=by_name,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                optimize=False,
+                verbose=False,
             )
     except Exception as error:  # whatever the network's code, or torch's reading of it, has run into
         raise ModelError(f"torch cannot export this network to ONNX: {error}") from error
@@ -68,12 +85,13 @@ def _onnx(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
     return data
 
 
-def _run(data: bytes, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def _run(data: bytes, inputs: Inputs) -> list[Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [i.name for i in session.get_inputs()]
-    given = {name: t.detach().cpu().numpy() for name, t in zip(names, inputs, strict=True)}
+    pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
+    given = {name: t.detach().cpu().numpy() for name, t in pairs}
     return [torch.from_numpy(values) for values in session.run(None, given)]
 
 
