@@ -17,6 +17,7 @@ import softshare as ss
 from networks import Transformer, make_task
 from softshare.cli import main
 
+AFFINE = ("weight", "bias")  # of batch norm; the rest of it are statistics
 TASK = """
 from networks import make_task
 
@@ -197,6 +198,30 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
         assert run("export", file, *args) == 2
         assert message in capsys.readouterr().err
     assert not target.exists()
+
+
+def test_decompress_with_batch_norm_anew(
+    batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The statistics are the data's, all else is what is in the file."""
+    file, task = batch_norm
+    target = tmp_path / "anew.safetensors"
+    for args, message in [
+        (["--batch-norm"], "give them by --task"),
+        (["--task", task], "only for --batch-norm"),
+    ]:
+        assert run("decompress", file, target, *args) == 2
+        assert message in capsys.readouterr().err
+    assert run("decompress", file, target, "--batch-norm", "--task", task) == 0
+    loaded = make_task("batch-norm")
+    ss.load_into_(loaded.model, file)
+    before = {name: t.clone() for name, t in loaded.model.state_dict().items()}
+    ss.reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
+    written = safetensors.torch.load_file(target)
+    assert set(written) == set(ss.load(file))
+    for name, tensor in loaded.model.state_dict().items():
+        torch.testing.assert_close(written[name], tensor)
+        assert torch.equal(written[name], before[name]) == (not name.startswith(("1.", "5.")) or name[2:] in AFFINE)
 
 
 def test_evaluate_with_batch_norm_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,25 @@ def decompress(
     max_bytes: Annotated[
         int, typer.Option(min=0, help="Refuse a file whose tensors would take more than this many bytes.")
     ] = MAX_BYTES,
+    task: Annotated[
+        str | None, typer.Option(help="For --batch-norm: the network, as an experiment or FILE.py:make_task.")
+    ] = None,
+    batch_norm: BatchNormOption = False,
+    data: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Decode a file to safetensors."""
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists already; give --overwrite or another name")
+    if batch_norm and task is None:
+        raise ConfigError("--batch-norm: a file has weights, but no network and no data; give them by --task")
+    if not batch_norm and (task or data):
+        raise ConfigError("--task, --data: only for --batch-norm; leave them out")
     state = load(file, max_bytes=max_bytes)
+    if task:
+        loaded = load_task(task, "auto", 0, TaskOptions(data))
+        _load_into_(loaded, file, batch_norm)
+        state = {name: loaded.model.state_dict()[name] for name in state}
     save_checkpoint(target, state)
     out.print(f"{len(state)} tensors written to {target}", highlight=False)
 
@@ -78,9 +91,7 @@ def evaluate(
         loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
-    load_into_(loaded.model, run / MODEL)
-    if batch_norm:
-        reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
+    _load_into_(loaded, run / MODEL, batch_norm)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
@@ -132,15 +143,19 @@ def export(
         if task is None:
             raise ConfigError("--onnx: a file has weights and no network; give it by --task")
         loaded = load_task(task, "auto", 0, TaskOptions(data))
-        load_into_(loaded.model, file)
-        if batch_norm:
-            reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
+        _load_into_(loaded, file, batch_norm)
         difference = export_onnx(loaded.model, _first_inputs(loaded), onnx)
         out.print(
             f"written to {onnx}; onnxruntime's outputs are PyTorch's to within {difference:.1g} of the largest",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _load_into_(task: Task, file: Path, batch_norm: bool) -> None:
+    load_into_(task.model, file)
+    if batch_norm:
+        reestimate_batch_norm_(task.model, task.train, task.loss)
 
 
 def _first_inputs(task: Task) -> Inputs:
