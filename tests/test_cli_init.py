@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 from pathlib import Path
@@ -29,6 +30,20 @@ def test_the_template_goes_through_the_whole_route(
     assert result.error_after < 15
     assert result.n_nonzero < 0.5 * result.n_weights
     assert main(["evaluate", "runs/net"]) == 0
+
+
+@pytest.mark.parametrize("name", ["net.py", "my net.py", 'a"""b\\N.py', "it's.py"])
+def test_its_docstrings_name_the_file(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    assert main(["init", str(file)]) == 0
+    tree = ast.parse(file.read_text())
+    (line,) = [line for line in (ast.get_docstring(tree) or "").splitlines() if "softshare compress" in line]
+    (made,) = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "make_task"]
+    compress, _, report = line.partition(" && ")
+    assert shlex.split(compress)[2:] == [f"{name}:make_task"]
+    assert shlex.split(report) == ["softshare", "report", f"runs/{file.stem}"]
+    assert shlex.quote(f"{name}:make_task") in (ast.get_docstring(made) or "")
+    assert "my_task" not in file.read_text()
 
 
 def test_an_earlier_file_is_kept_unless_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,14 @@ def init(
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} exists already; give --overwrite or another name")
     with made_folder(file.parent):
-        write_atomic(file, files("softshare").joinpath("task_template.py").read_bytes())
+        write_atomic(file, _template(file).encode())
     command = shlex.join(["softshare", "compress", f"{file}:make_task"])
     out.print(f"{file} written. Try it: {command}", highlight=False, soft_wrap=True)
+
+
+def _template(file: Path) -> str:
+    """With commands in its docstrings that name the file."""
+    text = files("softshare").joinpath("task_template.py").read_text("utf-8")
+    for old, new in (("my_task.py:make_task", f"{file.name}:make_task"), ("runs/my_task", f"runs/{file.stem}")):
+        text = text.replace(old, shlex.quote(new).replace("\\", r"\\").replace('"', r"\""))
+    return text
