@@ -13,6 +13,7 @@ from torch import Tensor
 from softshare.fit import RESOLUTION, Fit, cells_of, fit, quantized
 
 WIDTHS = [0.6, 0.25, 0.05]
+MOST_GAINED = 1e-3  # nats a weight, by gradient descent after EM
 
 
 def normal(n: int = 50_000) -> Tensor:
@@ -79,32 +80,48 @@ def test_the_smallest_weights_become_zeros(width: float) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_gradient_is_left_where_em_ends(width: float) -> None:
-    """The objective, written anew on all weights: its gradient by means and mixings is 0, and Adam gains nothing."""
+def test_no_gradient_is_left_where_em_ends(width: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective, written anew on all weights: its gradient by means and mixings is 0, and Adam gains little.
+
+    From where a single step of EM ends it gains more than what is allowed here: the rates are large enough to tell.
+    """
     w = normal(20_000).double()
-    f = fit(cells_of(w), width)
+    ended, gained = _descend(w, fit(cells_of(w), width))
+    assert ended < 2e-3
+    assert gained < MOST_GAINED
+    monkeypatch.setattr("softshare.fit.MOST_STEPS", 1)
+    assert _descend(w, fit(cells_of(w), width))[1] > 1.5 * MOST_GAINED
+
+
+def _descend(w: Tensor, f: Fit) -> tuple[float, float]:
+    """The largest gradient at the fit, and by how much gradient descent betters the objective, in nats a weight."""
     x, free = w / f.rms, torch.from_numpy(f.mean != 0)
-    means = torch.tensor(f.mean[f.mean != 0], requires_grad=True)
+    means = torch.tensor(f.mean[f.mean != 0] / f.width, requires_grad=True)
     logits = torch.tensor(np.log(f.mixing), requires_grad=True)
 
-    def objective() -> Tensor:  # nats a weight
-        mean = torch.zeros(len(free), dtype=torch.float64).masked_scatter(free, means)
-        cost = (x[:, None] - mean) ** 2 / (2 * width**2) - torch.log_softmax(logits, 0)
-        return cost.min(1).values.mean()
+    def objective() -> Tensor:
+        mean = torch.zeros(len(free), dtype=torch.float64).masked_scatter(free, means) * f.width
+        log_mixing = torch.log_softmax(logits, 0)
+        with torch.no_grad():
+            best = ((x[:, None] - mean) ** 2 / (2 * f.width**2) - log_mixing).argmin(1)
+        return ((x - mean[best]) ** 2 / (2 * f.width**2) - log_mixing[best]).mean()
 
     start = objective()
     start.backward()
     assert means.grad is not None
     assert logits.grad is not None
-    assert float((means.grad * width).abs().max()) < 2e-3
-    assert float(logits.grad.abs().max()) < 2e-3
-    optimizer = torch.optim.Adam([means, logits], lr=1e-3 * width)
-    for _ in range(50):
+    ended = max(float(means.grad.abs().max()), float(logits.grad.abs().max()))
+    optimizer = torch.optim.Adam([means, logits], lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    lowest = math.inf
+    for _ in range(100):
         optimizer.zero_grad()
         loss = objective()
         loss.backward()
         optimizer.step()
-    assert float(start.detach() - objective().detach()) < 1e-3
+        schedule.step()
+        lowest = min(lowest, float(loss.detach()))
+    return ended, float(start.detach()) - lowest
 
 
 @pytest.mark.parametrize("width", WIDTHS)
