@@ -44,3 +44,5 @@ def test_the_whole_route(name: str, tmp_path: Path) -> None:
         values = fresh.state_dict()[tensor.name].unique()
         assert len(values) <= CONFIG.prior.components + 1
         assert torch.isin(values, tensor.codebook).all()
+    inputs = next(iter(task.train))[0]
+    assert ss.export_onnx(fresh, (inputs,), tmp_path / "model.onnx") < 1e-5  # of onnxruntime, to what torch computes
