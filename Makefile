@@ -24,11 +24,13 @@ check: $(READY)  ## Lint (ruff) and types (mypy strict) only
 fuzz: $(READY)  ## Read a million mutated files, 10 to 20 minutes on two cores; FILES=N for another number
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --files $(FILES) --log benchmarks/fuzz.log
 
-bench: $(READY)  ## Measure the codec, the prior and training steps; rows are appended to benchmarks/results.csv
+bench: $(READY)  ## Measure the codec, the prior, training steps and compression without data; rows are appended to benchmarks/results.csv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/bench_codec.py
 	$(BIN)/python benchmarks/bench_mixture.py
 	$(BIN)/python benchmarks/bench_step.py
+	$(BIN)/python benchmarks/bench_datafree.py
+	$(BIN)/python benchmarks/bench_datafree.py --weight-error 0.02
 
 reproduce: $(READY)  ## Make what is missing in results/ for the LeNets, by its recipes: hours without a GPU
 	$(BIN)/softshare reproduce lenet-300-100

@@ -6,13 +6,12 @@
 The checkpoint is made up: the shapes of a decoder (embedding tied with the head, attention, feed-forward, layer
 norm), in each matrix normal weights with a log-normal scale for each row and column. Time is that of the whole command,
 start and compilation included, by the clock and by the processor. Memory is the peak of the process and, beside it,
-what it takes just to be started: torch, numba and the package.
+what it takes just to be started: torch, numba and the package. A row is appended to results.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from record import HERE, Results, RunRow, Timing, cpu_name
 from torch import Tensor, nn
 
 MEASURED = """
@@ -71,7 +71,9 @@ def main() -> None:
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--bits", default="3")
     target.add_argument("--weight-error")
+    parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="CSV file that a row is appended to")
     options = parser.parse_args()
+    results = Results[RunRow](options.out)
     aim = ["--weight-error", options.weight_error] if options.weight_error else ["--bits", options.bits]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, file = Path(folder) / "model.safetensors", Path(folder) / "model.sws"
@@ -84,20 +86,29 @@ def main() -> None:
             raise SystemExit(run.stderr)
         before, peak = (float(word) for word in run.stderr.rpartition("PEAK ")[2].split())
         mib, n = checkpoint.stat().st_size / 2**20, _n(safetensors.torch.load_file(checkpoint))
-        row = {
-            "weights": n,
-            "checkpoint_mib": round(mib, 1),
-            "bits_per_weight": round(8 * file.stat().st_size / n, 4),
-            "seconds": round(seconds, 1),
-            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
-            "started_mib": round(before, 1),
-            "peak_mib": round(peak, 1),
-            "rise_over_checkpoint": round((peak - before) / mib, 2),
-            "peak_over_checkpoint": round(peak / mib, 2),
-            "cores": os.cpu_count(),
-            "load_before": round(load, 1),
+        figures = {
+            "bits a weight": 8 * file.stat().st_size / n,
+            "s of the processor": used.ru_utime + used.ru_stime,
+            "MiB of checkpoint": mib,
+            "MiB when started": before,
+            "MiB at the peak": peak,
+            "checkpoints of rise": (peak - before) / mib,
+            "checkpoints at the peak": peak / mib,
+            "load before": load,
         }
-        sys.stdout.write(json.dumps(row) + "\n")
+        note = "; ".join(f"{value:.4g} {name}" for name, value in figures.items())
+        row = RunRow(
+            benchmark="datafree",
+            case="transformer",
+            n_weights=n,
+            method=" ".join(aim),
+            device=cpu_name(),
+            run=Timing.of([seconds]),
+            extra_mib=peak - before,
+            note=note,
+        )
+        results.append(row)
+        sys.stdout.write(f"{n} weights, {' '.join(aim)}: {seconds:.1f} s; {note}\n")
 
 
 def _n(state: dict[str, Tensor]) -> int:
