@@ -10,20 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Beta as TorchBeta
 from torch.distributions import Gamma as TorchGamma
 
-from report_runs import compress
+from report_runs import compress, make_task
+from softshare import route
 from softshare.codec import inspect, load
+from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.evaluate import Result
+from softshare.prior import MixturePrior
 from softshare.report import masks
 from softshare.report.account import account_data
 from softshare.report.curves import curves_data, draw_curves
 from softshare.report.dynamics import dynamics_data, joined
 from softshare.report.figures import FIGURES, draw
 from softshare.report.film import film_data, film_for_page
-from softshare.report.filters import filters_data, tiled
+from softshare.report.filters import filter_shapes, filters_data, kept_filters, tiled
 from softshare.report.hyperpriors import hyperpriors_data
 from softshare.report.masks import binned, masks_data
 from softshare.report.run import Run
@@ -32,6 +36,7 @@ from softshare.report.storage import storage_data
 from softshare.report.style import styled, to_png
 from softshare.report.weights import weights_data
 from softshare.runs import PRETRAINED, RETRAINED, load_checkpoint
+from softshare.target import MaxBytes
 
 PAPER = ("--paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
 
@@ -149,16 +154,94 @@ def test_a_held_width_is_a_hyperprior_on_every_precision(layers: Run) -> None:
     assert data.x[data.curves[data.configured].argmax()] == pytest.approx(1, abs=1e-3)
 
 
-def test_filters_are_those_before_and_as_quantized(run: Run) -> None:
-    (data,) = filters_data(run)
-    before = load_checkpoint(run.folder / PRETRAINED)["conv.weight"].numpy()
-    assert data.name == "conv.weight"
-    assert data.before.shape == data.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
-    np.testing.assert_array_equal(data.before[:3, 4:], before[1, 0])
-    np.testing.assert_array_equal(data.before[4:, :3], before[2, 0])
-    assert np.isnan(data.before[3]).all()
-    values = set(load(run.folder / "model.sws")["conv.weight"].flatten().tolist())  # rounded to half precision
-    assert set(data.after.astype(np.float16)[~np.isnan(data.after)].tolist()) >= values  # units may be dropped later
+def test_filters_are_those_before(run: Run) -> None:
+    conv, hidden = filters_data(run)
+    before = load_checkpoint(run.folder / PRETRAINED)
+    assert conv.name == "conv.weight"
+    assert conv.before.shape == conv.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
+    np.testing.assert_array_equal(conv.before[:3, 4:], before["conv.weight"][1, 0])
+    np.testing.assert_array_equal(conv.before[4:, :3], before["conv.weight"][2, 0])
+    assert np.isnan(conv.before[3]).all()
+    assert hidden.name == "hidden.weight"  # of each of 16 units four channels of 4 x 4
+    assert hidden.before.shape == hidden.after.shape == (4 * 5 - 1, 16 * 5 - 1)
+    np.testing.assert_array_equal(hidden.before[5:9, 10:14], before["hidden.weight"].reshape(16, 4, 4, 4)[2, 1])
+
+
+MERGES = (
+    "--components",
+    16,
+    "--merge-threshold",
+    1,
+)  # a hard run: each weight keeps the component from before the merge
+RUNS = {
+    "merges": MERGES,
+    "codebooks": (*MERGES, "--codebook-epochs", 2, "--lr-codebook", 0.01),
+    "target": ("--max-bytes", 700),
+    "soft": ("--hard-from", 1, "--zeroing", 0),
+    "float32": ("--codebook-dtype", "float32"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_filters_are_those_of_the_file_one_by_one(name: str, tmp_path: Path) -> None:
+    run = Run.load(compress(tmp_path, *RUNS[name], "--no-symmetries"))  # so that units stay where they are
+    state = load(run.folder / "model.sws")
+    assert run.frames is not None
+    assert list(run.frames.filters) == ["conv.weight", "hidden.weight"]
+    for tensor, values in run.frames.filters.items():
+        assert np.count_nonzero(values)
+        np.testing.assert_array_equal(values, state[tensor].reshape(values.shape))
+    conv, _ = filters_data(run)
+    np.testing.assert_array_equal(conv.after[:3, 4:], state["conv.weight"][1, 0])
+    if name == "merges":  # here the merged mixture would have shown others
+        final = run.frames.final(0)
+        assert final is not None
+        w = load_checkpoint(run.folder / RETRAINED)["conv.weight"]
+        assert (final.mean[final.assign(w)].half() != state["conv.weight"].flatten().half()).any()
+
+
+@pytest.mark.parametrize("target", [None, MaxBytes(700)])
+def test_units_that_the_file_moves_are_shown_where_they_were(target: MaxBytes | None) -> None:
+    task = make_task()
+    config = CompressConfig().override(epochs=4, tau=0.01, zero_mixing=0.6)
+    compressed = route.compress(task, config, target=target)
+    state = compressed.state_dict()
+    placed = {t.name: compressed.in_place(t.name) for t in compressed.quantized.shared}
+    assert not torch.equal(placed["hidden.weight"], state["hidden.weight"])
+    rows = [sorted(map(tuple, s["hidden.weight"].count_nonzero(1)[:, None].tolist())) for s in (placed, state)]
+    assert rows[0] == rows[1]
+    images = torch.randn(64, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for own in (state, state | placed):
+        task.model.load_state_dict(own)
+        with torch.no_grad():
+            outputs.append(task.model.eval()(images))
+    torch.testing.assert_close(outputs[0], outputs[1])  # the same function: each is where the next layer looks for it
+    kept = kept_filters(task.model, compressed)
+    assert torch.equal(kept["conv.weight"], placed["conv.weight"])
+    assert torch.equal(kept["hidden.weight"].flatten(), placed["hidden.weight"].flatten())
+
+
+def test_what_reads_no_image_has_no_filters() -> None:
+    def shapes(*layers: nn.Module) -> list[tuple[int, ...]]:
+        return list(filter_shapes(nn.Sequential(*layers)).values())
+
+    assert shapes(nn.Linear(784, 9), nn.Linear(64, 9)) == [(9, 1, 28, 28)]
+    assert shapes(nn.BatchNorm1d(192), nn.Linear(192, 9)) == [(9, 3, 8, 8)]
+    assert shapes(nn.Linear(16, 256), nn.Linear(256, 128)) == []  # a table
+    assert shapes(nn.Embedding(100, 64), nn.Linear(64, 9)) == []
+    assert shapes(nn.LSTM(64, 64), nn.Linear(64, 9)) == []
+    convolutions = [nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5), nn.Conv2d(50, 64, 3)]
+    assert shapes(*convolutions[:2], nn.Linear(800, 500)) == [(20, 1, 5, 5), (50, 20, 5, 5), (500, 50, 4, 4)]
+    assert shapes(*convolutions, nn.Linear(64, 9)) == [(20, 1, 5, 5), (50, 20, 5, 5)]  # behind a mean over places
+    assert shapes(nn.Conv1d(1, 64, 3), nn.Linear(784, 9)) == []
+
+
+def test_of_many_filters_the_first_are_shown() -> None:
+    model = nn.Sequential(nn.Conv2d(40, 60, 3), nn.Flatten(), nn.Linear(960, 3))
+    prior = MixturePrior(model)
+    kept = kept_filters(model, prior.quantize())
+    assert [tuple(t.shape) for t in kept.values()] == [(50, 32, 3, 3), (3, 32, 4, 4)]
 
 
 def test_tiles_have_lines_between_them() -> None:
