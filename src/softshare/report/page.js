@@ -17,7 +17,7 @@ for (const kind of ["pointermove", "pointerdown"]) {
 }
 
 // The table sorts by the column whose heading is clicked; a second click turns it round.
-for (const head of document.querySelectorAll("#tensors th")) {
+for (const head of document.querySelectorAll("th")) {
   head.addEventListener("click", () => {
     const up = head.getAttribute("aria-sort") === "descending" ? 1 : -1;
     for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
@@ -28,7 +28,7 @@ for (const head of document.querySelectorAll("#tensors th")) {
       if (x === "" || y === "") return (x === "") - (y === "");  // what is not known comes last
       return up * (isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", { numeric: true }) : x - y);
     };
-    const body = document.querySelector("#tensors tbody");
+    const body = head.closest("table").tBodies[0];
     body.append(...[...body.rows].sort(order));
   });
 }
