@@ -84,7 +84,9 @@ def draw_front(data: FrontData) -> Any:
         axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
         marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": INK})]
         for k, (who, theirs) in enumerate(panel.published.items()):
-            marks.append((who, theirs, {"facecolors": "none", "edgecolors": SERIES[k], "marker": _RINGS[k % 4]}))
+            marks.append(
+                (who, theirs, {"facecolors": "none", "edgecolors": SERIES[k % len(SERIES)], "marker": _RINGS[k % 4]})
+            )
         for label, found, style in marks:
             if found:
                 axes.scatter(*zip(*found, strict=True), s=48, label=label, **style)

@@ -85,7 +85,7 @@ def draw_dynamics(data: Dynamics) -> Any:
     x, end = data.epochs, data.epochs[-1] + max(1.0, 0.06 * np.ptp(data.epochs))
     width = 0.5 + 5 * np.clip(1 - np.log10(np.maximum(data.mixing, 1e-30)) / _FAINTEST, 0, 1)
     for k in range(data.mean.shape[1]):
-        colour = INK if k == 0 else SERIES[(k - 1) % 7]
+        colour = INK if k == 0 else SERIES[(k - 1) % len(SERIES)]
         in_use = data.counts[-1, k] > 0
         low, high = data.mean[:, k] - 2 * data.std[:, k], data.mean[:, k] + 2 * data.std[:, k]
         axes.fill_between(x, low, high, color=colour, alpha=0.1 if in_use else 0.03, linewidth=0)
