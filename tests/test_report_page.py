@@ -237,3 +237,16 @@ def test_values_are_shown_under_the_pointer(page: Browser) -> None:
     page.hover("h1")
     assert page.run(shown) == "none"
     assert page.problems == []
+
+
+def test_values_are_shown_where_a_finger_taps(written: Path, tab: Browser) -> None:
+    tab.problems.clear()
+    tab.open((written / "report" / "index.html").as_uri(), width=390)
+    shown = "getComputedStyle(document.getElementById('tip')).display"
+    for selector, text in (("#screen", "component at "), ("#sizes g[data-tip^='conv.weight']", "conv.weight: ")):
+        tab.tap(selector)
+        assert tab.run(shown) == "block"
+        assert tab.run("tip.textContent").startswith(text)
+        tab.tap("h1")
+        assert tab.run(shown) == "none"
+    assert tab.problems == []
