@@ -81,11 +81,11 @@ def filters_data(run: Run) -> tuple[Filters, ...]:
     frames = run.frames
     if frames is None:
         return ()
-    found, there = [], run.tensors(PRETRAINED)
+    found, there = [], run.checkpoint(PRETRAINED)
     for name, after in frames.filters.items():
         if name not in there:
             continue
-        before = run.tensor(PRETRAINED, name)
+        before = there[name]
         before = before.reshape(len(before), -1, *after.shape[2:])
         n, m = before.shape[0] * before.shape[1], after.shape[0] * after.shape[1]
         left_out = "" if m == n else f"{m:,} of {n:,} filters"
