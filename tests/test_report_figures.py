@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 from torch import nn
 from torch.distributions import Beta as TorchBeta
 from torch.distributions import Gamma as TorchGamma
@@ -31,7 +32,7 @@ from softshare.report.filters import filter_shapes, filters_data, kept_filters, 
 from softshare.report.hyperpriors import hyperpriors_data
 from softshare.report.masks import binned, masks_data
 from softshare.report.run import Run
-from softshare.report.sizes import bits_data, sizes_data
+from softshare.report.sizes import Bits, bits_data, draw_bits, sizes_data, spaced
 from softshare.report.storage import storage_data
 from softshare.report.style import styled, to_png
 from softshare.report.weights import weights_data
@@ -291,6 +292,24 @@ def test_bytes_are_those_of_the_file(run: Run) -> None:
     for name, n, density, per_weight in bits.points:
         assert per_weight == 8 * info[name].n_bytes / n
         assert density == pytest.approx(float((load(run.folder / "model.sws")[name] != 0).float().mean()))
+
+
+def test_labels_lie_on_no_point() -> None:
+    close = [(f"layer{k}.weight", 10 ** (k % 6), 0.1 + 0.01 * k, 0.5 + 0.01 * k) for k in range(12)]
+    with styled():
+        figure = draw_bits(Bits(tuple(close)))
+        figure.draw_without_rendering()  # lays it out
+    axes, boxes = figure.axes[0], [Text.get_window_extent(label) for label in figure.axes[0].texts]
+    assert len(boxes) == 12
+    assert not any(box.overlaps(axes.patch.get_window_extent()) for box in boxes)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+    assert figure.bbox.x1 >= max(box.x1 for box in boxes)
+
+
+def test_heights_keep_a_gap() -> None:
+    assert spaced([0.1, 0.5], 0.2) == [0.1, 0.5]
+    assert spaced([0.1, 0.15, 0.6], 0.2) == pytest.approx([0.1, 0.3, 0.6])
+    assert spaced([0.9, 0.95, 0.97], 0.2) == pytest.approx([0.6, 0.8, 1.0])
 
 
 def test_many_tensors_are_summed_in_one_bar(run: Run) -> None:

@@ -82,7 +82,7 @@ def test_both_are_drawn(title: str) -> None:
 def test_no_legend_covers_a_point() -> None:
     front, settings = draw_front(front_data("lenet-300-100", ROWS)), draw_settings(settings_data("net", ROWS, SPACE))
     for figure in (front, settings):
-        to_png(figure)  # lays it out
+        figure.draw_without_rendering()  # lays it out
         legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
         assert legends
         for legend in legends:

@@ -129,11 +129,9 @@ def tiled(
 
 def draw_filters(data: Filters) -> Any:
     h, w = data.before.shape
-    beside = w < 1.5 * h
-    figure = new_figure(6.4, min(9.0, 0.55 + 3.1 * h / w if beside else 0.8 + 12.4 * h / w))
+    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, legible on a phone
     largest = float(np.nanquantile(np.abs(data.before), 0.995))
-    both = figure.subplots(1, 2) if beside else figure.subplots(2, 1)
-    for axes, picture, title in zip(both, (data.before, data.after), ("before", "after"), strict=True):
+    for axes, picture, title in zip(figure.subplots(2, 1), (data.before, data.after), ("before", "after"), strict=True):
         axes.imshow(signed_image(picture, largest), interpolation="nearest")
         lines = np.zeros((*picture.shape, 4))
         lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.25, 0)
