@@ -99,6 +99,14 @@ class Browser:
         x, y = self.place(selector)
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def tap(self, selector: str) -> None:
+        """With a finger."""
+        x, y = self.place(selector)
+        self.send("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.send("Emulation.setTouchEmulationEnabled", enabled=False)
+
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
             code = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35}[key]

@@ -100,7 +100,7 @@ ROUTE = [
     ["page", "samplers", "trials"],
     ["tables", "trial_plots"],
     ["study_files"],
-    ["tune"],
+    ["study_report", "tune"],
     ["cli_tasks"],
     ["cli_files", "cli_init", "cli_results", "cli_run", "cli_tune", "cli_weights"],
     ["cli_compress"],

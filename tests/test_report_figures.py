@@ -10,30 +10,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
+from torch import nn
 from torch.distributions import Beta as TorchBeta
 from torch.distributions import Gamma as TorchGamma
 
-from report_runs import compress
+from report_runs import compress, make_task
+from softshare import route
 from softshare.codec import inspect, load
+from softshare.config import CompressConfig, MergeConfig
 from softshare.errors import ConfigError
 from softshare.evaluate import Result
+from softshare.prior import MixturePrior
 from softshare.report import masks
 from softshare.report.account import account_data
 from softshare.report.curves import curves_data, draw_curves
 from softshare.report.dynamics import dynamics_data, joined
 from softshare.report.figures import FIGURES, draw
 from softshare.report.film import film_data, film_for_page
-from softshare.report.filters import filters_data, tiled
+from softshare.report.filters import filter_shapes, filters_data, kept_filters, tiled
 from softshare.report.hyperpriors import hyperpriors_data
 from softshare.report.masks import binned, masks_data
 from softshare.report.run import Run
-from softshare.report.sizes import bits_data, sizes_data
+from softshare.report.sizes import Bits, bits_data, draw_bits, sizes_data, spaced
 from softshare.report.storage import storage_data
 from softshare.report.style import styled, to_png
 from softshare.report.weights import weights_data
 from softshare.runs import PRETRAINED, RETRAINED, load_checkpoint
+from softshare.target import MaxBytes
 
 PAPER = ("--paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
+
+MERGES = (
+    "--components",
+    16,
+    "--merge-threshold",
+    1,
+)  # a hard run: each weight keeps the component from before the merge
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +114,31 @@ def test_weights_are_those_of_the_checkpoints(run: Run) -> None:
             np.testing.assert_allclose(values, truth, rtol=1e-3, atol=1e-7)  # kept in half precision
             assert np.abs(counts - np.histogram(truth, edges)[0]).sum() <= 4
         assert data.counts.sum() == data.n
-        assert (~data.is_zero).sum() == pytest.approx(data.counts[1:].sum(), abs=2)  # some lie on a border, rounded
+
+
+@pytest.mark.parametrize("soft", [(), ("--hard-from", 1, "--zeroing", 0)])
+def test_zeros_are_those_of_the_file_and_lines_lead_where_components_merge(
+    tmp_path: Path, soft: tuple[object, ...]
+) -> None:
+    run = Run.load(compress(tmp_path, "--components", 16, "--merge-threshold", 5, *soft, "--no-symmetries"))
+    state = load(run.folder / "model.sws")
+    assert run.frames is not None
+    merged = []
+    for data, own, names in zip(weights_data(run), dynamics_data(run), run.frames.about["tensors"], strict=True):
+        zeros = torch.cat([state[name].flatten() for name in names]).numpy() == 0
+        assert (data.is_zero != zeros).sum() <= 2  # some lie on a border, rounded
+        if not soft:  # otherwise merging moves the borders, too
+            assert own.counts[-1, own.onto == 0].sum() == zeros.sum()
+        merged.append(own.counts[-1, 1:][own.onto[1:] == 0].sum())
+        assert set(own.onto.tolist()) == set(range(len(own.merged)))
+        assert own.onto[0] == 0
+    assert sum(merged) > 0  # what the mixture before merging would not have called zero
+
+
+def test_a_run_without_an_epoch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text("epoch,seconds\n")
+    with pytest.raises(ConfigError, match=r"history\.csv has no epoch yet"):
+        Run.load(tmp_path)
 
 
 def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
@@ -118,9 +155,14 @@ def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
 def test_components_that_end_up_together_are_joined() -> None:
     mean = np.array([[0, 1.0, 2.0, -1], [0, 1.2, 1.21, -1], [0, 1.0, 2.0, -1], [0, 1.5, 1.5, -1], [0, 1.4, 1.41, 0.01]])
     zeros = np.zeros_like(mean)
-    assert joined(zeros, mean, zeros - 4, 0.01).tolist() == [-1, -1, 3, 4]  # together at 1, too, but then apart
-    assert joined(zeros[:1], mean[:1], zeros[:1] - 4, 0.01).tolist() == [-1] * 4
-    assert joined(zeros, mean, zeros - 4, 1e9).tolist() == [-1, 0, 0, 0]
+    assert joined(zeros, mean, zeros - 4, MergeConfig(0.01)).tolist() == [
+        -1,
+        -1,
+        3,
+        4,
+    ]  # together at 1, too, but then apart
+    assert joined(zeros[:1], mean[:1], zeros[:1] - 4, MergeConfig(0.01)).tolist() == [-1] * 4
+    assert joined(zeros, mean, zeros - 4, MergeConfig(1e9)).tolist() == [-1, 0, 0, 0]
 
 
 def test_merges_of_the_paper_are_seen(one_for_all: Run) -> None:
@@ -149,16 +191,88 @@ def test_a_held_width_is_a_hyperprior_on_every_precision(layers: Run) -> None:
     assert data.x[data.curves[data.configured].argmax()] == pytest.approx(1, abs=1e-3)
 
 
-def test_filters_are_those_before_and_as_quantized(run: Run) -> None:
-    (data,) = filters_data(run)
-    before = load_checkpoint(run.folder / PRETRAINED)["conv.weight"].numpy()
-    assert data.name == "conv.weight"
-    assert data.before.shape == data.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
-    np.testing.assert_array_equal(data.before[:3, 4:], before[1, 0])
-    np.testing.assert_array_equal(data.before[4:, :3], before[2, 0])
-    assert np.isnan(data.before[3]).all()
-    values = set(load(run.folder / "model.sws")["conv.weight"].flatten().tolist())  # rounded to half precision
-    assert set(data.after.astype(np.float16)[~np.isnan(data.after)].tolist()) >= values  # units may be dropped later
+def test_filters_are_those_before(run: Run) -> None:
+    conv, hidden = filters_data(run)
+    before = load_checkpoint(run.folder / PRETRAINED)
+    assert conv.name == "conv.weight"
+    assert conv.before.shape == conv.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
+    np.testing.assert_array_equal(conv.before[:3, 4:], before["conv.weight"][1, 0])
+    np.testing.assert_array_equal(conv.before[4:, :3], before["conv.weight"][2, 0])
+    assert np.isnan(conv.before[3]).all()
+    assert hidden.name == "hidden.weight"  # of each of 16 units four channels of 4 x 4
+    assert hidden.before.shape == hidden.after.shape == (4 * 5 - 1, 16 * 5 - 1)
+    np.testing.assert_array_equal(hidden.before[5:9, 10:14], before["hidden.weight"].reshape(16, 4, 4, 4)[2, 1])
+
+
+RUNS = {
+    "merges": MERGES,
+    "codebooks": (*MERGES, "--codebook-epochs", 2, "--lr-codebook", 0.01),
+    "target": ("--max-bytes", 700),
+    "soft": ("--hard-from", 1, "--zeroing", 0),
+    "float32": ("--codebook-dtype", "float32"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_filters_are_those_of_the_file_one_by_one(name: str, tmp_path: Path) -> None:
+    run = Run.load(compress(tmp_path, *RUNS[name], "--no-symmetries"))  # so that units stay where they are
+    state = load(run.folder / "model.sws")
+    assert run.frames is not None
+    assert list(run.frames.filters) == ["conv.weight", "hidden.weight"]
+    for tensor, values in run.frames.filters.items():
+        assert np.count_nonzero(values)
+        np.testing.assert_array_equal(values, state[tensor].reshape(values.shape))
+    conv, _ = filters_data(run)
+    np.testing.assert_array_equal(conv.after[:3, 4:], state["conv.weight"][1, 0])
+    if name == "merges":  # here the merged mixture would have shown others
+        final = run.frames.final(0)
+        assert final is not None
+        w = load_checkpoint(run.folder / RETRAINED)["conv.weight"]
+        assert (final.mean[final.assign(w)].half() != state["conv.weight"].flatten().half()).any()
+
+
+@pytest.mark.parametrize("target", [None, MaxBytes(700)])
+def test_units_that_the_file_moves_are_shown_where_they_were(target: MaxBytes | None) -> None:
+    task = make_task()
+    config = CompressConfig().override(epochs=4, tau=0.01, zero_mixing=0.6)
+    compressed = route.compress(task, config, target=target)
+    state = compressed.state_dict()
+    placed = {t.name: compressed.in_place(t.name) for t in compressed.quantized.shared}
+    assert not torch.equal(placed["hidden.weight"], state["hidden.weight"])
+    rows = [sorted(map(tuple, s["hidden.weight"].count_nonzero(1)[:, None].tolist())) for s in (placed, state)]
+    assert rows[0] == rows[1]
+    images = torch.randn(64, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for own in (state, state | placed):
+        task.model.load_state_dict(own)
+        with torch.no_grad():
+            outputs.append(task.model.eval()(images))
+    torch.testing.assert_close(outputs[0], outputs[1])  # the same function: each is where the next layer looks for it
+    kept = kept_filters(task.model, compressed)
+    assert torch.equal(kept["conv.weight"], placed["conv.weight"])
+    assert torch.equal(kept["hidden.weight"].flatten(), placed["hidden.weight"].flatten())
+
+
+def test_what_reads_no_image_has_no_filters() -> None:
+    def shapes(*layers: nn.Module) -> list[tuple[int, ...]]:
+        return list(filter_shapes(nn.Sequential(*layers)).values())
+
+    assert shapes(nn.Linear(784, 9), nn.Linear(64, 9)) == [(9, 1, 28, 28)]
+    assert shapes(nn.BatchNorm1d(192), nn.Linear(192, 9)) == [(9, 3, 8, 8)]
+    assert shapes(nn.Linear(16, 256), nn.Linear(256, 128)) == []  # a table
+    assert shapes(nn.Embedding(100, 64), nn.Linear(64, 9)) == []
+    assert shapes(nn.LSTM(64, 64), nn.Linear(64, 9)) == []
+    convolutions = [nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5), nn.Conv2d(50, 64, 3)]
+    assert shapes(*convolutions[:2], nn.Linear(800, 500)) == [(20, 1, 5, 5), (50, 20, 5, 5), (500, 50, 4, 4)]
+    assert shapes(*convolutions, nn.Linear(64, 9)) == [(20, 1, 5, 5), (50, 20, 5, 5)]  # behind a mean over places
+    assert shapes(nn.Conv1d(1, 64, 3), nn.Linear(784, 9)) == []
+
+
+def test_of_many_filters_the_first_are_shown() -> None:
+    model = nn.Sequential(nn.Conv2d(40, 60, 3), nn.Flatten(), nn.Linear(960, 3))
+    prior = MixturePrior(model)
+    kept = kept_filters(model, prior.quantize())
+    assert [tuple(t.shape) for t in kept.values()] == [(50, 32, 3, 3), (3, 32, 4, 4)]
 
 
 def test_tiles_have_lines_between_them() -> None:
@@ -178,6 +292,24 @@ def test_bytes_are_those_of_the_file(run: Run) -> None:
     for name, n, density, per_weight in bits.points:
         assert per_weight == 8 * info[name].n_bytes / n
         assert density == pytest.approx(float((load(run.folder / "model.sws")[name] != 0).float().mean()))
+
+
+def test_labels_lie_on_no_point() -> None:
+    close = [(f"layer{k}.weight", 10 ** (k % 6), 0.1 + 0.01 * k, 0.5 + 0.01 * k) for k in range(12)]
+    with styled():
+        figure = draw_bits(Bits(tuple(close)))
+        figure.draw_without_rendering()  # lays it out
+    axes, boxes = figure.axes[0], [Text.get_window_extent(label) for label in figure.axes[0].texts]
+    assert len(boxes) == 12
+    assert not any(box.overlaps(axes.patch.get_window_extent()) for box in boxes)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+    assert figure.bbox.x1 >= max(box.x1 for box in boxes)
+
+
+def test_heights_keep_a_gap() -> None:
+    assert spaced([0.1, 0.5], 0.2) == [0.1, 0.5]
+    assert spaced([0.1, 0.15, 0.6], 0.2) == pytest.approx([0.1, 0.3, 0.6])
+    assert spaced([0.9, 0.95, 0.97], 0.2) == pytest.approx([0.6, 0.8, 1.0])
 
 
 def test_many_tensors_are_summed_in_one_bar(run: Run) -> None:

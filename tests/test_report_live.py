@@ -174,6 +174,51 @@ def test_a_newer_page_replaces_the_one_in_the_browser(live: LivePage, tmp_path: 
         assert tab.problems == []
 
 
+def test_what_the_reader_has_chosen_outlives_the_page(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip(NO_BROWSER)
+    folder = compress(tmp_path)
+    record = EpochRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    state = (
+        "[part.selectedIndex, document.getElementById('now').textContent.split(':')[0], play.textContent, "
+        "[...document.querySelectorAll('th')].map(e => e.getAttribute('aria-sort')).indexOf('ascending')]"
+    )
+    with LivePage(folder) as page, browser() as tab:
+
+        def newer() -> None:
+            page.on_epoch(record)
+            version = page._run[0] if page._run else ""
+            now = "document.readyState + JSON.parse(document.getElementById('data')?.textContent ?? '{}').version"
+            tab.wait(lambda: tab.run(now) == "complete" + version)
+
+        page.on_epoch(record)
+        tab.open(page.address)
+        assert tab.run(state) == [0, "4", "Play", -1]
+        tab.run("(e => { e.selectedIndex = 1; e.dispatchEvent(new Event('change')); })(part)")
+        tab.run("document.getElementById('epoch').focus()")
+        tab.press("ArrowLeft")
+        for _ in range(2):
+            tab.click("#tensors th:nth-child(8) button")
+        newer()
+        assert tab.run(state) == [1, "3", "Play", 7]
+        rows = tab.run("[...document.querySelectorAll('#tensors td:nth-child(8)')].map(e => +e.dataset.value)")
+        assert rows == sorted(rows)
+        tab.run("document.getElementById('epoch').focus()")
+        tab.press("End")
+        newer()
+        assert tab.run(state)[1] == "4"
+        still = (
+            "const ticks = setInterval; setInterval = (f, ms) => ticks(f, ms === 180 ? 1e9 : ms)"  # a film that waits
+        )
+        tab.send("Page.addScriptToEvaluateOnNewDocument", source=still)
+        newer()
+        tab.click("#play")
+        assert tab.run(state) == [1, "0", "Stop", 7]
+        newer()
+        assert tab.run(state) == [1, "0", "Stop", 7]
+        assert tab.problems == []
+
+
 # On the command line
 
 

@@ -156,6 +156,11 @@ def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Brows
     assert tab.run("document.documentElement.scrollWidth") <= width  # no scrolling sideways
     small = tab.run("[...document.querySelectorAll('figure svg')].filter(e => e.clientWidth < 250).length")
     assert small == 0
+    sizes = tab.run(
+        "[...document.querySelectorAll('figure svg')].flatMap(svg => [...svg.querySelectorAll('text')].map("
+        "text => parseFloat(getComputedStyle(text).fontSize) * svg.clientWidth / svg.viewBox.baseVal.width))"
+    )
+    assert min(sizes) >= 7.5  # pixels
     ground, ink = (tab.run(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color"))
     luminance = [sum(map(int, re.findall(r"\d+", value)[:3])) for value in (ground, ink)]
     assert (luminance[0] > luminance[1]) == (scheme == "light")
@@ -237,3 +242,16 @@ def test_values_are_shown_under_the_pointer(page: Browser) -> None:
     page.hover("h1")
     assert page.run(shown) == "none"
     assert page.problems == []
+
+
+def test_values_are_shown_where_a_finger_taps(written: Path, tab: Browser) -> None:
+    tab.problems.clear()
+    tab.open((written / "report" / "index.html").as_uri(), width=390)
+    shown = "getComputedStyle(document.getElementById('tip')).display"
+    for selector, text in (("#screen", "component at "), ("#sizes g[data-tip^='conv.weight']", "conv.weight: ")):
+        tab.tap(selector)
+        assert tab.run(shown) == "block"
+        assert tab.run("tip.textContent").startswith(text)
+        tab.tap("h1")
+        assert tab.run(shown) == "none"
+    assert tab.problems == []

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from softshare import trial_plots
 from softshare.config import Range
 from softshare.errors import NotAvailableError
+from softshare.report.style import to_png, to_svg
 from softshare.trial_plots import Points, draw_front, draw_settings, front_data, settings_data
 from softshare.trials import Row, with_front
 
@@ -74,18 +74,30 @@ def test_the_settings_of_complete_trials_by_their_place_in_the_range() -> None:
 
 @pytest.mark.parametrize("title", ["lenet-300-100", "net.py:task"])
 def test_both_are_drawn(title: str) -> None:
-    for png in (draw_front(front_data(title, ROWS)), draw_settings(settings_data(title, ROWS, SPACE))):
-        assert png.startswith(b"\x89PNG")
+    for figure in (draw_front(front_data(title, ROWS)), draw_settings(settings_data(title, ROWS, SPACE))):
+        assert to_png(figure).startswith(b"\x89PNG")
+        assert to_svg(figure, "").startswith("<?xml")
+
+
+def test_no_legend_covers_a_point() -> None:
+    front, settings = draw_front(front_data("lenet-300-100", ROWS)), draw_settings(settings_data("net", ROWS, SPACE))
+    for figure in (front, settings):
+        figure.draw_without_rendering()  # lays it out
+        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+        assert legends
+        for legend in legends:
+            for axes in figure.axes:
+                assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_a_single_trial_can_be_drawn() -> None:
     one = with_front([ROWS[0]])
-    assert draw_front(front_data("net", one)).startswith(b"\x89PNG")
-    assert draw_settings(settings_data("net", one, SPACE)).startswith(b"\x89PNG")
+    assert to_png(draw_front(front_data("net", one))).startswith(b"\x89PNG")
+    assert to_png(draw_settings(settings_data("net", one, SPACE))).startswith(b"\x89PNG")
     assert all(math.isfinite(place) for place in settings_data("net", one, SPACE).lines[0])
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_plots, "can_draw", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotAvailableError, match=r"pip install 'softshare\[report\]'"):
         draw_front(front_data("net", ROWS))

@@ -32,7 +32,7 @@ class Checkpoint:
         return self.tensors[name].detach().cpu()
 
 
-class _File(Mapping[str, Tensor]):
+class SafetensorsFile(Mapping[str, Tensor]):
     """A safetensors file: its header is read once, each tensor when asked for, as a copy.
 
     The tensors of an open `safe_open` are parts of the mapped file: what was read of them would stay in memory.
@@ -82,7 +82,7 @@ def open_checkpoint(
     Tied are tensors of the same bytes, and those that `safetensors.torch.save_model` left out for being tied.
     """
     if not isinstance(source, Mapping):
-        file = _File(source)
+        file = SafetensorsFile(source)
         return _checkpoint(file, file.metadata, rules)
     wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
     if wrong:

@@ -21,6 +21,8 @@ from softshare.pareto import can_draw
 from softshare.report.write import write_report
 from softshare.reproduce import reproduce as reproduce_results
 from softshare.runs import REPORT
+from softshare.study_files import SUMMARY
+from softshare.study_report import write_study_report
 from softshare.verify import Check, find_pairs
 from softshare.verify import verify as verify_pairs
 from softshare.zoo.experiments import EXPERIMENTS
@@ -109,14 +111,16 @@ def verify(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A folder that compress or demo has filled.")],
+    run: Annotated[Path, typer.Argument(help="A folder that compress, demo or tune has filled.")],
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the report; default: RUN/report.")] = None,
 ) -> None:
-    """Show a run: one HTML page that needs no network, and its figures as SVG and PNG files.
+    """Show a run or a study: one HTML page that needs no network, and its figures as SVG and PNG files.
 
-    Weights before and after, the mixture in training, where the bytes are, and more. Needs matplotlib.
+    Of a run, weights before and after, the mixture in training, where the bytes are, and more; of a study, its trials
+    and their settings. Needs matplotlib.
     """
-    page, *pictures = write_report(run, folder or run / REPORT)
+    write = write_study_report if (run / SUMMARY).exists() else write_report
+    page, *pictures = write(run, folder or run / REPORT)
     out.print(f"{page} written, and {len(pictures)} pictures beside it.", highlight=False, soft_wrap=True)
 
 

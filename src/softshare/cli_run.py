@@ -24,6 +24,7 @@ from softshare.evaluate import measure
 from softshare.files import read_bytes
 from softshare.hooks import CsvLog, ProgressBar
 from softshare.prior import MixturePrior
+from softshare.report.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
@@ -114,7 +115,7 @@ def run_task(
         except DivergedError as error:
             save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
-        film.finish(compressed.mixtures)
+        film.finish(compressed.mixtures, kept_filters(task.model, compressed))
         save_checkpoint(unfinished / RETRAINED, compressed.retrained)
         compressed.save(unfinished / MODEL)
         fresh = get_experiment(spec).make_model().to(find_device(device)) if spec in EXPERIMENTS else None

@@ -53,6 +53,7 @@ class QuantizedWeights:
     rest: dict[str, Tensor]
     tied: dict[str, str]  # second name of a tied tensor -> the name under which it is stored
     order: tuple[str, ...] = ()  # names of shared and rest as the network has them; by default, shared before rest
+    unordered: QuantizedWeights | None = None  # the same with units where the network has them, if they are elsewhere
 
     @property
     def tensors(self) -> dict[str, QuantizedTensor | Tensor]:

@@ -8,11 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from softshare.budget import Budget
 from softshare.codebook import Codebook, Codebooks, with_values
 from softshare.codec import check, decode, encode, save
+from softshare.codec.shared import rounded_codebook
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig, RetrainConfig
 from softshare.distill import distilled
 from softshare.errors import ConfigError
@@ -50,6 +52,12 @@ class Compressed:
         """What the file decodes to, by way of the file."""
         named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
         return decode(encode(self.quantized, named), max_bytes=None).state_dict()
+
+    def in_place(self, name: str) -> Tensor:
+        """A shared tensor as the file holds it, but with its units where the network has them."""
+        found = next(t for t in (self.quantized.unordered or self.quantized).shared if t.name == name)
+        values = torch.from_numpy(rounded_codebook(found, self.config).values)
+        return dataclasses.replace(found, codebook=values).dense()
 
 
 def compress(

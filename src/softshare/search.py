@@ -37,6 +37,16 @@ def search_space(config: CompressConfig, held: Collection[str] = ()) -> Space:
     return space
 
 
+def known_ranges() -> Space:
+    """The range of every setting that has one, whatever the config."""
+    found: Space = {}
+    for field, _ in _settings(CompressConfig()):
+        ranges = field.metadata["range"]
+        if ranges is not None:
+            found |= {field.name: ranges} if isinstance(ranges, Range) else _parts(field.name, ranges)
+    return found
+
+
 def with_values(config: CompressConfig, values: Mapping[str, float]) -> CompressConfig:
     """The config with a point of the space in it."""
     changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}

@@ -11,6 +11,7 @@ from softshare.codec import decode
 from softshare.evaluate import Result, final_error, load_copy
 from softshare.files import read_bytes, require_writable, write_atomic
 from softshare.pareto import can_draw
+from softshare.report.style import styled, to_png
 from softshare.reproduce import write_pair
 from softshare.runs import PRETRAINED, load_checkpoint
 from softshare.search import Space
@@ -82,5 +83,6 @@ def write_summary(rows: Sequence[Row], folder: Path, title: str, space: Space) -
     """The table and, where they can be drawn, its two figures."""
     write_atomic(folder / SUMMARY, to_csv(rows))
     if can_draw() and front(rows):
-        write_atomic(folder / FRONT_PLOT, draw_front(front_data(title, rows)))
-        write_atomic(folder / SETTINGS_PLOT, draw_settings(settings_data(title, rows, space)))
+        with styled():
+            write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows))))
+            write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space))))

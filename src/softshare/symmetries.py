@@ -44,14 +44,14 @@ def simplify(
     links, messages = _usable_links(model, quantized)
     if not links:
         return quantized, messages
-    bare, removed = _without_idle_units(quantized, links)
+    bare, removed = _without_idle_units(dataclasses.replace(quantized, unordered=None), links)
     ordered, orders = bare, dict.fromkeys(removed, "as it was")
     for link in links * PASSES:
         found = _best_order(ordered, link, config)
         if found is not None:
             ordered, orders[link.source] = found
     # A coder that learns may, by chance, gain nothing from fewer weights: then all stays as it was.
-    candidates = (quantized, bare, ordered)
+    candidates = (quantized, bare, dataclasses.replace(ordered, unordered=bare))
     sizes = [len(encode(candidate, config)) for candidate in candidates]
     best = sizes.index(min(sizes))
     for link in links:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from softshare.config import Range
-from softshare.errors import NotAvailableError
-from softshare.pareto import can_draw, frontier
+from softshare.pareto import frontier
+from softshare.report.style import FAINT, INK, SERIES, new_figure
 from softshare.search import Space
 from softshare.trials import Row, chance, rank_correlations
 from softshare.zoo.published import ACCOUNTINGS, Accounting, published
 
+_RINGS = "oDs^"
 Points = list[tuple[float, float]]  # (compression ratio, percent points of accuracy lost)
 
 
@@ -73,30 +73,35 @@ def _rise(after: float | None, before: float | None) -> float:
     return math.nan if after is None or before is None else after - before
 
 
-def draw_front(data: FrontData) -> bytes:
-    """A PNG: accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
-    figure = _figure(12, 5)
-    for axes, panel in zip(figure.subplots(1, 2, sharey=True), (data.file, data.paper), strict=True):
-        dots = axes.scatter(*zip(*panel.trials, strict=True), c=data.order, cmap="viridis_r", s=24, zorder=2)
-        axes.plot(*zip(*panel.front, strict=True), color="black", linewidth=0.8, drawstyle="steps-post", label="front")
-        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": "black"})]
-        for k, (who, points) in enumerate(panel.published.items()):
-            marks.append((who, points, {"facecolors": "none", "edgecolors": f"C{k}"}))
-        for label, points, style in marks:
-            if points:
-                axes.scatter(*zip(*points, strict=True), s=48, label=label, **style)
+def draw_front(data: FrontData) -> Any:
+    """Accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
+    figure = new_figure(6.4, 10.5)
+    from matplotlib.ticker import LogLocator
+
+    for axes, panel in zip(figure.subplots(2, 1, sharey=True), (data.file, data.paper), strict=True):
+        points: dict[str, Any] = {"c": data.order, "cmap": "viridis_r", "edgecolors": FAINT, "linewidths": 0.4}
+        dots = axes.scatter(*zip(*panel.trials, strict=True), s=24, zorder=2, **points)
+        axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
+        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": INK})]
+        for k, (who, theirs) in enumerate(panel.published.items()):
+            marks.append(
+                (who, theirs, {"facecolors": "none", "edgecolors": SERIES[k % len(SERIES)], "marker": _RINGS[k % 4]})
+            )
+        for label, found, style in marks:
+            if found:
+                axes.scatter(*zip(*found, strict=True), s=48, label=label, **style)
         axes.set(xscale="log", xlabel=panel.label, ylim=axes.get_ylim())  # what was pruned may lie far off
         if panel.pruned:
-            axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c="0.6", label="pruned", zorder=1)
-        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            which("{x:g}")
-        axes.tick_params(axis="x", which="minor", labelsize="x-small")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="x-small")
-    figure.axes[0].set(ylabel="accuracy lost, percent points")
-    figure.suptitle(data.title)
-    figure.colorbar(dots, ax=figure.axes, label="trial")
-    return _png(figure)
+            axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c=FAINT, label="pruned", zorder=1)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set(ylabel="accuracy lost, percent points")
+        axes.grid(visible=True)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14))  # below, where no point is
+    figure.suptitle(data.title, fontsize=10)
+    figure.colorbar(dots, ax=figure.axes, label="trial", aspect=40)
+    return figure
 
 
 @dataclass(frozen=True)
@@ -132,9 +137,9 @@ def _place(value: float, range: Range) -> float:
     return (scale(value) - low) / (high - low)
 
 
-def draw_settings(data: SettingsData) -> bytes:
-    """A PNG: above, a line a trial through its settings, the front's coloured by ratio; below, rank correlations."""
-    figure = _figure(max(8, 1.1 * len(data.names)), 8)
+def draw_settings(data: SettingsData) -> Any:
+    """Above, a line a trial through its settings, the front's coloured by ratio; below, rank correlations."""
+    figure = new_figure(max(6.4, 0.68 * len(data.names)), 7)
     lines, bars = figure.subplots(2, 1, height_ratios=(3, 2))
     places = range(len(data.names))
     from matplotlib.cm import ScalarMappable
@@ -142,36 +147,23 @@ def draw_settings(data: SettingsData) -> bytes:
 
     colours: Any = ScalarMappable(LogNorm(min(data.ratios), max(data.ratios)), "viridis_r")
     for line, ratio, best in sorted(zip(data.lines, data.ratios, data.on_front, strict=True), key=lambda t: t[2]):
-        style = {"color": colours.to_rgba(ratio), "linewidth": 1.8} if best else {"color": "0.8", "linewidth": 0.6}
+        style = {"color": colours.to_rgba(ratio), "linewidth": 1.8} if best else {"color": FAINT, "linewidth": 0.3}
         lines.plot(places, line, **style)
     for place, ends in zip(places, data.ranges, strict=True):
-        lines.axvline(place, color="0.6", linewidth=0.5)
+        lines.axvline(place, color=FAINT, linewidth=0.5)
         for y, value, side in ((-0.02, ends.low, "top"), (1.02, ends.high, "bottom")):
-            lines.text(place, y, f"{value:g}", ha="center", va=side, fontsize="x-small")
+            lines.text(place, y, f"{value:g}", ha="center", va=side, fontsize=8)
     for axes in (lines, bars):
         axes.set(xlim=(-0.5, len(data.names) - 0.5))
     lines.set(ylim=(-0.1, 1.1), yticks=[], title=f"{data.title}: the front's settings, in colour, among all")
     lines.set_xticks(places, [])
-    figure.colorbar(colours, ax=lines, label="ratio")
+    figure.colorbar(colours, ax=lines, label="ratio", format="{x:g}").ax.yaxis.set_minor_formatter("{x:g}")
     errors, sizes = zip(*data.correlations, strict=True)
-    bars.bar([p - 0.2 for p in places], errors, 0.4, label="with the error")
-    bars.bar([p + 0.2 for p in places], sizes, 0.4, label="with the bytes")
-    bars.axhspan(-data.chance, data.chance, color="0.9", zorder=0, label="chance, 19 of 20")
+    bars.bar([p - 0.2 for p in places], errors, 0.4, color=SERIES[0], label="with the error")
+    bars.bar([p + 0.2 for p in places], sizes, 0.4, color=SERIES[1], label="with the bytes")
+    chance = {"color": FAINT, "alpha": 0.2, "linewidth": 0}
+    bars.axhspan(-data.chance, data.chance, zorder=0, label="chance, 19 of 20", **chance)
     bars.set(ylim=(-1, 1), ylabel="rank correlation")
     bars.set_xticks(places, data.names, rotation=40, ha="right")
-    bars.legend(fontsize="x-small")
-    return _png(figure)
-
-
-def _figure(width: float, height: float) -> Any:
-    if not can_draw():
-        raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
-    from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure

@@ -6,10 +6,11 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from softshare.errors import FormatError
 from softshare.pareto import frontier
 
 if TYPE_CHECKING:
@@ -83,6 +84,28 @@ def to_csv(rows: Sequence[Row]) -> bytes:
         values = [getattr(row, name) for name in figures] + [row.settings.get(name) for name in names]
         writer.writerow([_cell(value) for value in values])
     return file.getvalue().encode()
+
+
+def from_csv(data: bytes, where: str) -> list[Row]:
+    """The rows of such a table, its figures as they were rounded there."""
+    fields = {f.name: f.type for f in dataclasses.fields(Row) if f.name != "settings"}
+    try:
+        rows = []
+        for line in csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True):
+            figures = {name: _value(line.pop(name), str(kind)) for name, kind in fields.items()}
+            rows.append(Row(**figures, settings={name: float(value) for name, value in line.items() if value != ""}))
+        return rows
+    except (csv.Error, KeyError, TypeError, ValueError) as problem:
+        raise FormatError(
+            f"{where}: expected a line for each trial, as softshare tune writes it ({problem!r})"
+        ) from None
+
+
+def _value(text: str, kind: str) -> Any:
+    if text == "" and "None" in kind:
+        return None
+    of_text: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": "True".__eq__, "str": str}
+    return of_text[kind.partition(" ")[0]](text)
 
 
 def _cell(value: object) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from softshare.config import MergeConfig
-from softshare.merge import merge_groups
+from softshare.merge import merge_groups, spread
 from softshare.prior import Mixture
 from softshare.report.frames import Array, Frames
 from softshare.report.run import Run
@@ -30,24 +30,24 @@ class Dynamics:
     counts: Array  # (E, K) weights for which each is the most responsible
     joined: Array  # (K,) frame from which it lies on a component before it to the end; -1: it does not
     merged: Array  # (M,) means in the end, none while the run is not over
-    onto: Array  # (K,) which of them each component came to lie on
+    onto: Array  # (K,) which of them each component was merged into
 
 
 def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
     frames = run.frames
     if frames is None:
         return ()
-    config = run.result.config if run.result else {}
-    threshold = config.get("merge", {}).get("merge_threshold", MergeConfig().merge_threshold)
-    return tuple(_of_part(frames, int(part), threshold) for part in frames.shown)
+    return tuple(_of_part(run, frames, int(part)) for part in frames.shown)
 
 
-def _of_part(frames: Frames, part: int, threshold: float) -> Dynamics:
+def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
     parameters = (frames.log_mixing[:, part], frames.mean[:, part], frames.log_var[:, part])
-    final = frames.final(part)
+    final = frames.final(part) if run.result else None
     merged = np.empty(0) if final is None else final.mean.numpy()
-    last = parameters[1][-1]
-    onto = np.abs(last[:, None] - merged).argmin(1) if merged.size else np.zeros(len(last), int)
+    onto = np.zeros(parameters[1].shape[1], int)
+    if final is not None:
+        _, groups = merge_groups(Mixture(*(torch.from_numpy(values[-1]) for values in parameters)), run.merging)
+        onto = spread(torch.arange(len(groups)), groups).numpy()
     return Dynamics(
         frames.parts[part],
         frames.epochs,
@@ -55,7 +55,7 @@ def _of_part(frames: Frames, part: int, threshold: float) -> Dynamics:
         parameters[1],
         np.exp(0.5 * parameters[2]),
         frames.counts[:, part],
-        joined(*parameters, threshold),
+        joined(*parameters, run.merging),
         merged,
         onto,
     )
@@ -65,12 +65,12 @@ def joined(
     log_mixing: Array,  # (E, K)
     mean: Array,  # (E, K)
     log_var: Array,  # (E, K)
-    threshold: float,
+    merging: MergeConfig,
 ) -> Array:  # (K,)
     """The frame from which on merging would join a component with one before it; -1 for none."""
     apart = np.zeros(mean.shape, bool)
     for own, *values in zip(apart, log_mixing, mean, log_var, strict=True):
-        _, groups = merge_groups(Mixture(*map(torch.from_numpy, values)), MergeConfig(threshold))
+        _, groups = merge_groups(Mixture(*map(torch.from_numpy, values)), merging)
         own[[group[0] for group in groups]] = True
     last_apart = np.where(apart.any(0), len(apart) - 1 - apart[::-1].argmax(0), -1)
     out: Array = np.where(last_apart == len(apart) - 1, -1, last_apart + 1)
@@ -85,7 +85,7 @@ def draw_dynamics(data: Dynamics) -> Any:
     x, end = data.epochs, data.epochs[-1] + max(1.0, 0.06 * np.ptp(data.epochs))
     width = 0.5 + 5 * np.clip(1 - np.log10(np.maximum(data.mixing, 1e-30)) / _FAINTEST, 0, 1)
     for k in range(data.mean.shape[1]):
-        colour = INK if k == 0 else SERIES[(k - 1) % 7]
+        colour = INK if k == 0 else SERIES[(k - 1) % len(SERIES)]
         in_use = data.counts[-1, k] > 0
         low, high = data.mean[:, k] - 2 * data.std[:, k], data.mean[:, k] + 2 * data.std[:, k]
         axes.fill_between(x, low, high, color=colour, alpha=0.1 if in_use else 0.03, linewidth=0)

@@ -78,8 +78,8 @@ FIGURES = (
     Plot(
         "filters",
         "Filters before and after",
-        "Blue is above zero, orange below. Afterwards each weight has one of a few values. Units as they were: what "
-        "simplifying drops or moves is not seen here. (Appendix D of the paper.)",
+        "Blue is above zero, orange below. Afterwards each weight has the value that it has in the file, whose "
+        "units may stand in another order. (Appendix D of the paper.)",
         filters_data,
         draw_filters,
         wide=True,

@@ -1,4 +1,4 @@
-"""Filters before and after: of the first convolutions, or else of the first fully-connected layer (appendix D)."""
+"""Filters before and after: of the first convolutions and of the first fully-connected layer (appendix D)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from softshare.report.frames import Array
 from softshare.report.run import Run
 from softshare.report.style import FAINT, new_figure, shorten, signed_image
-from softshare.runs import PRETRAINED, RETRAINED
+from softshare.route import Compressed
+from softshare.runs import PRETRAINED
 
-MOST_OUTPUTS, MOST_INPUTS = 50, 32  # channels of a convolution
-MOST_UNITS = 100  # of a fully-connected layer
+MOST_OUTPUTS, MOST_INPUTS = 50, 32  # of a layer
+MOST_IMAGES = 100  # of a layer whose input is one image
 LAYERS = 2  # convolutions shown, as in the paper
+LEAST_SIDE = 8  # of an image that goes straight into a fully-connected layer; fewer inputs are hardly one
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+Shape = tuple[int, ...]  # outputs, inputs, height, width
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,49 +34,76 @@ class Filters:
     left_out: str  # what is not in the pictures
 
 
+def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
+    """What the figure needs of the file: the first so many filters of each layer, its units where the network has them.
+
+    The film keeps it, for a file's units may stand in another order.
+    """
+    shared = {t.name for t in compressed.quantized.shared}
+    return {
+        name: _kept(compressed.in_place(name).reshape(shape)).clone()
+        for name, shape in filter_shapes(model).items()
+        if name in shared
+    }
+
+
+def filter_shapes(model: nn.Module) -> dict[str, Shape]:
+    """The weights that are filters of images: of the first convolutions, and of the first fully-connected layer.
+
+    The latter reads an image, of one channel or three, where it is the first layer of all, and right behind a
+    convolution the channels of that, flattened. What it reads elsewhere is no image.
+    """
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None and not isinstance(module, _NORMS)
+    ]
+    convolutions = {f"{n}.weight": tuple(m.weight.shape) for n, m in layers if isinstance(m, nn.Conv2d)}
+    found = dict(list(convolutions.items())[:LAYERS])
+    k = next((k for k, (_, module) in enumerate(layers) if isinstance(module, nn.Linear)), None)
+    if k is None:
+        return found
+    name, linear = layers[k]
+    units, inputs = linear.get_parameter("weight").shape
+    before = layers[k - 1][1] if k else None
+    if isinstance(before, nn.Conv2d):
+        shapes = [(before.out_channels, 2)]
+    else:
+        shapes = [] if before else [(1, LEAST_SIDE), (3, LEAST_SIDE)]
+    for channels, least in shapes:
+        side = math.isqrt(inputs // channels)
+        if channels * side**2 == inputs and side >= least:
+            found[f"{name}.weight"] = (units, channels, side, side)
+    return found
+
+
 def filters_data(run: Run) -> tuple[Filters, ...]:
-    shapes, frames = run.tensors(RETRAINED), run.frames
+    frames = run.frames
     if frames is None:
         return ()
-    order = [name for names in frames.about["tensors"] for name in names]  # as the network has its layers
-    convolutions = [name for name in order if len(shapes.get(name, ())) == 4][:LAYERS]
-    square = [name for name in order if len(shapes.get(name, ())) == 2 and _side(shapes[name][1])][:1]
-    found = []
-    for name in convolutions or square:
-        after = run.tensor(RETRAINED, name)
-        final = frames.final(frames.of(name))
-        if final is not None:
-            after = final.mean[final.assign(after.float())].reshape(after.shape)
-        found.append(_pictures(name, run.tensor(PRETRAINED, name), after))
+    found, there = [], run.checkpoint(PRETRAINED)
+    for name, after in frames.filters.items():
+        if name not in there:
+            continue
+        before = there[name]
+        before = before.reshape(len(before), -1, *after.shape[2:])
+        n, m = before.shape[0] * before.shape[1], after.shape[0] * after.shape[1]
+        left_out = "" if m == n else f"{m:,} of {n:,} filters"
+        found.append(Filters(name, _picture(_kept(before).float().numpy()), _picture(after), left_out))
     return tuple(found)
 
 
-def _side(inputs: int) -> int:
-    """Of a square image that so many inputs make, in one channel or three; 0 for none."""
-    return next(
-        (math.isqrt(n) for n in (inputs, inputs // 3) if n > 4 and math.isqrt(n) ** 2 * (inputs // n) == inputs), 0
-    )
+def _kept(
+    filters: Tensor,  # (outputs, inputs, h, w)
+) -> Tensor:
+    return filters[:MOST_IMAGES] if filters.shape[1] == 1 else filters[:MOST_OUTPUTS, :MOST_INPUTS]
 
 
-def _pictures(name: str, before: Tensor, after: Tensor) -> Filters:
-    tiles = []
-    left_out = ""
-    for tensor in (before, after):
-        values = tensor.float().numpy()
-        if values.ndim == 2:
-            side = _side(values.shape[1])
-            kept = values[:MOST_UNITS]
-            tiles.append(_in_a_square(kept.reshape(len(kept), -1, side, side).sum(1)))
-            left_out = _of("units", len(kept), len(values))
-        else:
-            kept = values[:MOST_OUTPUTS, :MOST_INPUTS].swapaxes(0, 1)  # a row for each input, a column for each output
-            tiles.append(_in_a_square(kept[0]) if len(kept) == 1 else tiled(kept))
-            left_out = _of("filters", kept.shape[0] * kept.shape[1], values.shape[0] * values.shape[1])
-    return Filters(name, tiles[0], tiles[1], left_out)
-
-
-def _of(what: str, shown: int, there: int) -> str:
-    return "" if shown == there else f"{shown} of {there:,} {what}"
+def _picture(
+    filters: Array,  # (outputs, inputs, h, w)
+) -> Array:
+    """A row for each input, a column for each output; those of one input in a square."""
+    return _in_a_square(filters[:, 0]) if filters.shape[1] == 1 else tiled(filters.swapaxes(0, 1))
 
 
 def _in_a_square(
@@ -97,11 +129,9 @@ def tiled(
 
 def draw_filters(data: Filters) -> Any:
     h, w = data.before.shape
-    beside = w < 1.5 * h
-    figure = new_figure(6.4, min(9.0, 0.55 + 3.1 * h / w if beside else 0.8 + 12.4 * h / w))
+    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, legible on a phone
     largest = float(np.nanquantile(np.abs(data.before), 0.995))
-    both = figure.subplots(1, 2) if beside else figure.subplots(2, 1)
-    for axes, picture, title in zip(both, (data.before, data.after), ("before", "after"), strict=True):
+    for axes, picture, title in zip(figure.subplots(2, 1), (data.before, data.after), ("before", "after"), strict=True):
         axes.imshow(signed_image(picture, largest), interpolation="nearest")
         lines = np.zeros((*picture.shape, 4))
         lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.25, 0)

@@ -12,7 +12,7 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ MOST_SHOWN = 8  # mixtures whose weights are sampled: those of most weights
 SAMPLE = 8192  # weights followed through the run, of all mixtures shown together
 BINS = 128
 _CHUNK = 1 << 20  # weights at a time
+_FILTER = "filters/"  # and the name of a tensor: an array of the file
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -54,6 +55,7 @@ class Frames:
     merged: (
         Array  # (3, P, at most J + 1): log-mixing, mean, log-variance in the end, then NaN; (3, P, 0): not yet there
     )
+    filters: dict[str, Array] = field(default_factory=dict)  # by tensor, as the file holds them
 
     @property
     def parts(self) -> list[str]:
@@ -76,7 +78,8 @@ class Frames:
         return np.linspace(low, high, self.histograms.shape[2] + 1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "about"}
+        arrays = {name: getattr(self, name) for name in _arrays()}
+        arrays |= {_FILTER + name: values for name, values in self.filters.items()}
         file = io.BytesIO()
         np.savez_compressed(file, about=np.array(json.dumps(self.about)), **arrays)
         write_atomic(path, file.getvalue())
@@ -86,10 +89,16 @@ class Frames:
         data = read_bytes(path)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                values = {f.name: file[f.name] for f in dataclasses.fields(cls)}
-            return cls(**values | {"about": json.loads(str(values["about"]))})
+                values = {name: file[name] for name in _arrays()}
+                filters = {name.removeprefix(_FILTER): file[name] for name in file.files if name.startswith(_FILTER)}
+                return cls(json.loads(str(file["about"])), **values, filters=filters)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
             raise FormatError(f"{os.fspath(path)} is not the film of a run ({problem}); compress anew") from None
+
+
+def _arrays() -> list[str]:
+    """The fields of `Frames` that are arrays."""
+    return [f.name for f in dataclasses.fields(Frames) if f.name not in ("about", "filters")]
 
 
 class FrameLog(Hook):
@@ -129,8 +138,8 @@ class FrameLog(Hook):
         self._frames = _join(self._frames, self._take(self._prior, epoch), before)
         self._frames.save(self.path)
 
-    def finish(self, mixtures: Mapping[str, Mixture]) -> None:
-        """Add the mixtures that each tensor was quantized with."""
+    def finish(self, mixtures: Mapping[str, Mixture], filters: Mapping[str, Tensor] | None = None) -> None:
+        """Add the mixtures that each tensor was quantized with, and what the file holds as filters."""
         if self._frames is None:
             return
         merged = np.full((3, *self._frames.mean.shape[1:]), np.nan, np.float32)
@@ -138,7 +147,8 @@ class FrameLog(Hook):
             mixture = mixtures[names[0]]
             for row, values in enumerate((mixture.log_mixing, mixture.mean, mixture.log_var)):
                 merged[row, part, : len(mixture)] = values.detach().float().cpu()
-        self._frames = dataclasses.replace(self._frames, merged=merged)
+        own = {name: values.float().numpy() for name, values in (filters or {}).items()}
+        self._frames = dataclasses.replace(self._frames, merged=merged, filters=own)
         self._frames.save(self.path)
 
     @torch.no_grad()

@@ -75,7 +75,11 @@ def _beta(name: str, beta: Beta) -> HyperPrior:
         x = np.linspace(*_around(1 - beta.free, beta), _POINTS)
         others = {Beta.from_mode(beta.free, 2 + s * (beta.count - 2)): s for s in _STRENGTHS if s != 1}
         family |= {b: f"{_times(s)} as strong" for b, s in others.items()}
-    curves = {label: _highest_1((b.alpha - 1) * np.log(x) + (b.beta - 1) * np.log1p(-x)) for b, label in family.items()}
+    log_mixing = torch.from_numpy(np.stack([np.log(x), np.log1p(-x)], 1))
+    curves = {
+        label: _highest_1(np.array([-float(b.neg_log_density(row)) for row in log_mixing]))
+        for b, label in family.items()
+    }
     return HyperPrior(f"Beta: {name}", "mixing", x, curves, family[beta])
 
 

@@ -1,6 +1,11 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 
+// While a run is under way, what the reader has chosen outlives the page: a newer one takes it over.
+const live = data.version !== null;
+const chosen = live && JSON.parse(sessionStorage.getItem("chosen")) || {};
+if (live) addEventListener("pagehide", () => sessionStorage.setItem("chosen", JSON.stringify(chosen)));
+
 // Tooltips: what is under the pointer, or was tapped, says what it is.
 const tip = document.getElementById("tip");
 function showTip(event, text) {
@@ -17,20 +22,22 @@ for (const kind of ["pointermove", "pointerdown"]) {
 }
 
 // The table sorts by the column whose heading is clicked; a second click turns it round.
-for (const head of document.querySelectorAll("#tensors th")) {
-  head.addEventListener("click", () => {
-    const up = head.getAttribute("aria-sort") === "descending" ? 1 : -1;
-    for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
-    head.setAttribute("aria-sort", up > 0 ? "ascending" : "descending");
-    const value = row => row.children[head.cellIndex].dataset.value;
-    const order = (a, b) => {
-      const [x, y] = [value(a), value(b)];
-      if (x === "" || y === "") return (x === "") - (y === "");  // what is not known comes last
-      return up * (isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", { numeric: true }) : x - y);
-    };
-    const body = document.querySelector("#tensors tbody");
-    body.append(...[...body.rows].sort(order));
-  });
+function sort(head, up) {
+  for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
+  head.setAttribute("aria-sort", up > 0 ? "ascending" : "descending");
+  const value = row => row.children[head.cellIndex].dataset.value;
+  const order = (a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === "" || y === "") return (x === "") - (y === "");  // what is not known comes last
+    return up * (isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", { numeric: true }) : x - y);
+  };
+  const body = head.closest("table").tBodies[0];
+  body.append(...[...body.rows].sort(order));
+  chosen.sort = [head.cellIndex, up];
+}
+for (const head of document.querySelectorAll("th")) {
+  head.addEventListener("click", () => sort(head, head.getAttribute("aria-sort") === "descending" ? 1 : -1));
+  if (chosen.sort && head.cellIndex === chosen.sort[0]) sort(head, chosen.sort[1]);
 }
 
 // The film: weights before against weights at the slider's epoch, with histogram and bands.
@@ -90,27 +97,34 @@ function film(films) {
     const used = f.counts[e].filter(n => n).length;
     now.textContent = `${f.epochs[e]}: ${used} components in use`;
     screen.dataset.frame = e;
+    Object.assign(chosen, { part: part.selectedIndex, epoch: e === f.epochs.length - 1 ? null : f.epochs[e] });
   }
 
   let timer;
-  function stop() { clearInterval(timer); timer = undefined; play.textContent = "Play"; }
-  play.addEventListener("click", () => {
-    if (timer) return stop();
+  function stop() { clearInterval(timer); timer = undefined; play.textContent = "Play"; chosen.plays = false; }
+  function start() {
     play.textContent = "Stop";
-    if (+slider.value === +slider.max) slider.value = 0;
-    draw();
+    chosen.plays = true;
     timer = setInterval(() => {
       slider.value = +slider.value + 1;
       draw();
       if (+slider.value === +slider.max) stop();
     }, 180);
+  }
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    if (+slider.value === +slider.max) slider.value = 0;
+    draw();
+    start();
   });
   slider.addEventListener("input", () => { stop(); draw(); });
   part.addEventListener("change", draw);
   addEventListener("resize", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  screen.addEventListener("pointerleave", event => showTip(event, ""));
-  screen.addEventListener("pointermove", event => {
+  screen.addEventListener("pointerleave", event => {
+    if (event.pointerType === "mouse") showTip(event, "");  // a finger leaves where it taps
+  });
+  for (const kind of ["pointermove", "pointerdown"]) screen.addEventListener(kind, event => {
     const { f, e, y, top, bottom } = layout;
     const at = Math.min(bottom, Math.max(top, event.offsetY));
     const near = f.mean[e].map((m, k) => k).filter(k => f.counts[e][k])
@@ -118,12 +132,16 @@ function film(films) {
     showTip(event, `component at ${f.mean[e][near]}, standard deviation ${f.std[e][near]}, ` +
       `mixing ${f.mixing[e][near]}, ${f.counts[e][near].toLocaleString("en")} weights`);
   });
+  part.selectedIndex = Math.min(chosen.part ?? 0, films.length - 1);
+  const frame = films[0].epochs.indexOf(chosen.epoch);  // -1 at the last one, which the newest then is
+  if (frame >= 0) slider.value = frame;
   draw();
+  if (chosen.plays) start();
 }
 if (data.film.length) film(data.film);
 
 // While the run is under way: a newer page replaces this one.
-if (data.version !== null) {
+if (live) {
   setInterval(async () => {
     try {
       const version = await (await fetch("version")).text();

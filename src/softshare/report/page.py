@@ -23,6 +23,11 @@ def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None
     title = f"softshare: {run.result.experiment if run.result else run.folder.resolve().name}"
     sections = [_film(run), *(_section(plot, svgs[plot.name]) for plot in IN_PAGE), _table(run.info)]
     data = {"film": [film_for_page(film) for film in film_data(run)], "version": version}
+    return render(title, _headline(run), [*sections, _settings(run.result)], data)
+
+
+def render(title: str, headline: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
+    """A whole page."""
     return "\n".join(
         [
             "<!doctype html>",
@@ -30,9 +35,8 @@ def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
             f"<title>{html.escape(title)}</title><style>{_asset('page.css')}</style></head><body>",
-            f"<header><h1>{html.escape(title)}</h1>{_headline(run)}</header><main>",
+            f"<header><h1>{html.escape(title)}</h1>{headline}</header><main>",
             *filter(None, sections),
-            _settings(run.result),
             '</main><div id="tip" role="status"></div>',
             f'<script type="application/json" id="data">{_json(data)}</script>',
             f"<script>{_asset('page.js')}</script></body></html>",
@@ -68,8 +72,12 @@ def _headline(run: Run) -> str:
             "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
             "shared values": f"{result.n_components}",
         } | _target(result)
-    cards = "".join(f"<div><b>{html.escape(v)}</b><span>{k}</span></div>" for k, v in figures.items())
-    return f'<div class="cards">{cards}</div>'
+    return cards(figures)
+
+
+def cards(figures: Mapping[str, str]) -> str:
+    found = "".join(f"<div><b>{html.escape(v)}</b><span>{k}</span></div>" for k, v in figures.items())
+    return f'<div class="cards">{found}</div>'
 
 
 def _target(result: Result) -> dict[str, str]:
@@ -83,13 +91,15 @@ def _target(result: Result) -> dict[str, str]:
 
 
 def _section(plot: Plot, svgs: Sequence[str]) -> str:
-    if not svgs:
-        return ""
+    return section(plot.name, plot.title, plot.caption, svgs, plot.wide) if svgs else ""
+
+
+def section(name: str, title: str, caption: str, svgs: Sequence[str], wide: bool) -> str:
     panels = "".join(f"<figure>{for_page(svg)}</figure>" for svg in svgs)
-    half = ' class="half"' if len(svgs) == 1 and not plot.wide else ""
+    half = ' class="half"' if len(svgs) == 1 and not wide else ""
     return (
-        f'<section id="{plot.name}"{half}><h2>{plot.title}</h2><p>{plot.caption}</p>'
-        f'<div class="{"wide" if plot.wide else "grid"}">{panels}</div></section>'
+        f'<section id="{name}"{half}><h2>{title}</h2><p>{caption}</p>'
+        f'<div class="{"wide" if wide else "grid"}">{panels}</div></section>'
     )
 
 
@@ -128,14 +138,22 @@ def _table(info: FileInfo | None) -> str:
             (t.n_bytes, f"{t.n_bytes:,}"),
             (share, f"{share:.1f}"),
         ]
+        rows.append(cells)
+    return table("tensors", "Tensors", heads, rows)
+
+
+def table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[tuple[Any, str]]]) -> str:
+    """Each cell as a value to sort by and a text."""
+    lines = []
+    for cells in rows:
         values = "".join(
             f'<td data-value="{html.escape("" if v is None else str(v))}">{html.escape(text)}</td>' for v, text in cells
         )
-        rows.append(f"<tr>{values}</tr>")
+        lines.append(f"<tr>{values}</tr>")
     head = "".join(f'<th aria-sort="none"><button type="button">{name}</button></th>' for name in heads)
     return (
-        '<section id="tensors"><h2>Tensors</h2><p>Click a heading to sort by it.</p><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f'<section id="{name}"><h2>{title}</h2><p>Click a heading to sort by it.</p><div class="scroll">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
     )
 
 

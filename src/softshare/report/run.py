@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 from torch import Tensor
 
+from softshare.checkpoint import SafetensorsFile
 from softshare.codec import inspect
 from softshare.codec.info import FileInfo
+from softshare.config import MergeConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.evaluate import Result
 from softshare.files import read_bytes
@@ -31,33 +33,32 @@ class Run:
     def load(cls, folder: Path) -> Run:
         if not any((folder / name).exists() for name in (HISTORY, RESULT)):
             raise ConfigError(f"expected the folder of a run, with {HISTORY} or {RESULT} in it, got {folder}")
+        history = _history(folder / HISTORY) if (folder / HISTORY).exists() else ()
+        if not history and not (folder / RESULT).exists():
+            raise ConfigError(f"{folder / HISTORY} has no epoch yet; there is nothing to show before the first")
         return cls(
             folder,
-            _history(folder / HISTORY) if (folder / HISTORY).exists() else (),
+            history,
             Frames.load(folder / FRAMES) if (folder / FRAMES).exists() else None,
             Result.load(folder / RESULT) if (folder / RESULT).exists() else None,
             inspect(folder / MODEL) if (folder / MODEL).exists() else None,
         )
 
-    def tensors(self, file: str) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each tensor of a checkpoint of the run, none where there is no such."""
-        path = self.folder / file
-        if not path.exists():
-            return {}
-        with _opened(path) as checkpoint:
-            return {name: tuple(checkpoint.get_slice(name).get_shape()) for name in checkpoint.keys()}  # noqa: SIM118
+    def checkpoint(self, file: str) -> Mapping[str, Tensor]:
+        """A checkpoint of the run, each tensor read when asked for; empty where there is none."""
+        return SafetensorsFile(self.folder / file) if (self.folder / file).exists() else {}
 
-    def tensor(self, file: str, name: str) -> Tensor:
-        with _opened(self.folder / file) as checkpoint:
-            value: Tensor = checkpoint.get_tensor(name)
-        return value
+    @property
+    def merging(self) -> MergeConfig:
+        """As configured; by default, as long as the run has no result."""
+        own = self.result.config.get("merge", {}) if self.result else {}
+        return MergeConfig(own.get("merge_threshold", MergeConfig().merge_threshold))
 
-
-def _opened(path: Path) -> safetensors.safe_open:
-    try:
-        return safetensors.safe_open(path, framework="pt")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FormatError(f"{path} is not a safetensors file ({error})") from None
+    @property
+    def hard(self) -> bool:
+        """Whether weights keep the component that they had before merging."""
+        own = self.result.config.get("retrain", {}) if self.result else {}
+        return bool(own.get("hard_from", RetrainConfig().hard_from) < 1)
 
 
 def _history(path: Path) -> tuple[dict[str, float], ...]:

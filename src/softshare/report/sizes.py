@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from softshare.report.run import Run
 from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, shorten, tip
 
 MOST_BARS = 24
+MOST_LABELS = 12  # of points
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,38 @@ def draw_bits(data: Bits) -> Any:
         size = 5 + 11 * math.log1p(n) / math.log1p(most)
         (point,) = axes.plot(density, bits, "o", ms=size, color=SERIES[0], alpha=0.6, mew=0, zorder=3)
         tip(point, f"{name}: {n:,} weights, {100 * density:.2f}% non-zero, {bits:.3f} bits per weight")
-        if len(data.points) <= 12:
-            axes.annotate(shorten(name), (density, bits), (7, 5), textcoords="offset points", fontsize=8, color=INK)
     axes.set(xlabel="density", ylabel="bits per weight")
     axes.margins(x=0.12, y=0.1)
     axes.set_xlim(0, min(1.1, 1.3 * max(0.05, *(d for _, _, d, _ in data.points))))
-    axes.legend(loc="lower right")
+    if len(data.points) <= MOST_LABELS:
+        _label_points(axes, data)
+    figure.legend(loc="outside lower center")
     return figure
+
+
+def _label_points(axes: Any, data: Bits) -> None:
+    """To the right of the axes, each as high as its point or as the one below lets it, with a line between them."""
+    low, high = axes.get_ylim()
+    points = sorted(data.points, key=lambda point: point[3])
+    heights = spaced([(bits - low) / (high - low) for _, _, _, bits in points], 1 / MOST_LABELS)
+    for (name, _, density, bits), height in zip(points, heights, strict=True):
+        axes.annotate(
+            shorten(name, 20),
+            (density, bits),
+            (1.04, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8,
+            color=INK,
+            arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def spaced(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights between 0 and 1, each at least a gap above the one before, as little moved as that allows."""
+    out: list[float] = []
+    for height in heights:
+        out.append(max(height, out[-1] + gap) if out else max(height, 0.0))
+    for k in range(len(out) - 1, -1, -1):  # what was pushed over the top comes down again
+        out[k] = min(out[k], 1.0 - (len(out) - 1 - k) * gap)
+    return out

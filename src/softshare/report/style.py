@@ -14,9 +14,10 @@ import numpy as np
 from softshare.errors import NotAvailableError
 from softshare.report.frames import Array
 
-INK, FAINT, GROUND = "#1a1b1c", "#76787a", "#fdfefe"
-# After Okabe and Ito, darker where theirs is too pale for a line on white.
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#b5508c", "#a87b00", "#3a9bd9", "#6b5bd2", "#5f6368")
+INK, FAINT, GROUND = "#1a1b1c", "#646669", "#fdfefe"
+# Okabe and Ito's blue and vermilion; the others lie far from these, from each other and from ink for an eye without red
+# or green cones, too, and none is too pale for a line on white.
+SERIES = ("#0072b2", "#d55e00", "#0f2d96", "#c37869", "#692d00", "#0078f0", "#874b69")
 # Of what is drawn as pixels, which no variable of the page can change: seen on white and on black.
 POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"

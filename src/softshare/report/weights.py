@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from softshare.merge import merge_groups
+from softshare.prior import Mixture
 from softshare.report.frames import Array, Frames
 from softshare.report.run import Run
 from softshare.report.style import DOTS, FAINT, INK, SERIES, new_figure, padded, tip
@@ -20,7 +24,7 @@ class Weights:
     n: int  # weights in all
     before: Array  # (S,) a sample of them
     after: Array  # (S,) the same, as retraining leaves them
-    is_zero: Array  # (S,) whether each ends in the zero component
+    is_zero: Array  # (S,) whether each ends in the zero component, or in one that is merged with it
     edges_before: Array  # (B + 1,)
     counts_before: Array  # (B,) of all weights
     edges_after: Array  # (B + 1,)
@@ -32,10 +36,10 @@ class Weights:
 
 def weights_data(run: Run) -> tuple[Weights, ...]:
     frames = run.frames
-    return () if frames is None else tuple(_of_part(frames, q) for q in range(len(frames.shown)))
+    return () if frames is None else tuple(_of_part(run, frames, q) for q in range(len(frames.shown)))
 
 
-def _of_part(frames: Frames, q: int) -> Weights:
+def _of_part(run: Run, frames: Frames, q: int) -> Weights:
     part, own, last = int(frames.shown[q]), frames.owner == q, len(frames.epochs) - 1
     after = frames.sample[last, own].astype(np.float32)
     parameters = (frames.log_mixing[last, part], frames.mean[last, part], frames.log_var[last, part])
@@ -46,7 +50,7 @@ def _of_part(frames: Frames, q: int) -> Weights:
         int(frames.about["sizes"][part]),
         frames.sample[0, own].astype(np.float32),
         after,
-        assign(after, *parameters) == 0,
+        _ends_at_zero(run, after, parameters),
         frames.edges(0, q),
         frames.histograms[0, q],
         frames.edges(last, q),
@@ -57,16 +61,17 @@ def _of_part(frames: Frames, q: int) -> Weights:
     )
 
 
-def assign(
+def _ends_at_zero(
+    run: Run,
     w: Array,  # (S,)
-    log_mixing: Array,  # (K,)
-    mean: Array,  # (K,)
-    log_var: Array,  # (K,)
+    parameters: Sequence[Array],  # (K,) each, before merging
 ) -> Array:  # (S,)
-    """The most responsible component of each."""
-    squares = (w[:, None] - mean) ** 2 * np.exp(-log_var)
-    best: Array = np.argmax(log_mixing - 0.5 * (log_var + squares), 1)
-    return best
+    mixture = Mixture(*map(torch.from_numpy, parameters))
+    merged, groups = merge_groups(mixture, run.merging)
+    weights = torch.from_numpy(w)
+    if not run.hard:
+        return (merged.assign(weights) == 0).numpy()
+    return np.isin(mixture.assign(weights).numpy(), groups[0])
 
 
 def draw_weights(data: Weights) -> Any:
