@@ -40,3 +40,13 @@ def test_the_kept_study_and_what_is_told_of_it() -> None:
         assert f"| {row['trial']} | {result.file_bytes:,} | {result.ratio:.0f} | {errors} |" in told
     assert len(list((STUDY / "front").glob("*.sws"))) == len(front)
     assert main(["verify", str(STUDY / "front")]) == 0
+
+
+def test_the_kept_random_trials() -> None:
+    """At most 3 of 30 may have failed."""
+    with (STUDY / "random-trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    failed = [row for row in rows if row["failed"] == "True"]
+    assert (len(rows), [row["trial"] for row in failed]) == (30, ["10", "20"])
+    for row in rows:
+        assert (row["failed"] == "True") == (float(row["validation_error"]) > 5 or row["nonzero"] == "0")
