@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import softshare as ss
 from softshare.errors import ConfigError
-from softshare.merge import merge
+from softshare.merge import merge_groups
 from softshare.prior import Mixture
 from softshare.quantize import quantize
 from softshare.retrain import retrain_
@@ -113,7 +113,7 @@ def test_merging_precisions_instead_of_variances() -> None:
     mixture = Mixture(
         torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.01, 0.04, 0.16]).log()
     )
-    merged = merge(mixture, ss.MergeConfig(merge_threshold=2.0))
+    merged = merge_groups(mixture, ss.MergeConfig(merge_threshold=2.0))[0]
     assert merged.mean.tolist() == pytest.approx([0.0, 1.0])
     assert float(merged.log_var[1].exp()) == pytest.approx((0.3 * 0.04 + 0.2 * 0.16) / 0.5)  # 0.088; precisions: 0.0556
 

@@ -11,7 +11,7 @@ from torch import nn
 from report_runs import make_task
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError
-from softshare.merge import merge
+from softshare.merge import merge_groups
 from softshare.prior import Mixture, MixturePrior
 from softshare.report import frames as module
 from softshare.report.frames import BINS, FrameLog, Frames
@@ -94,7 +94,7 @@ def test_the_last_frame_is_the_network_that_a_target_takes(
         assert np.array_equal(frames.sample[-1, frames.owner == k], weights.numpy().astype(np.float16))
         last = Mixture(*(torch.from_numpy(v[-1, k]) for v in (frames.log_mixing, frames.mean, frames.log_var)))
         assert frames.counts[-1, k].tolist() == last.assign(weights).bincount(minlength=len(last)).tolist()
-        assert torch.equal(merge(last, config.merge).log_mixing, compressed.mixtures[names[0]].log_mixing)
+        assert torch.equal(merge_groups(last, config.merge)[0].log_mixing, compressed.mixtures[names[0]].log_mixing)
 
 
 def test_a_film_changes_nothing_in_the_training(tmp_path: Path) -> None:

@@ -22,16 +22,12 @@ def divergences(mixture: Mixture) -> Tensor:  # (J + 1, J + 1)
     return ((directed + directed.T) / 4).clamp(min=0)  # below 0 by rounding only
 
 
-def merge(mixture: Mixture, config: MergeConfig | None = None) -> Mixture:
+def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[Mixture, list[list[int]]]:
     """While the smallest divergence is below the threshold, merge that pair.
 
-    Mixing adds; mean and variance are mixing-weighted averages. A merge with the zero component keeps mean 0.
+    Mixing adds; mean and variance are mixing-weighted averages. A merge with the zero component keeps mean 0. Returned
+    with the components that each of the new ones is made of, the first of them first.
     """
-    return merge_groups(mixture, config)[0]
-
-
-def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[Mixture, list[list[int]]]:
-    """The same, with the components that each of the new ones is made of, the first of them first."""
     threshold = (config or MergeConfig()).merge_threshold
     mixture = mixture.detach()
     # In double from the logarithms on: what float32 takes for 0 may still be one half of the two.
