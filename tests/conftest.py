@@ -14,5 +14,5 @@ torch.set_num_threads(1)
 settings.register_profile("softshare", deadline=None, derandomize=True)
 settings.load_profile("softshare")
 
-# What lies on the developer's disk is no part of a test.
-os.environ.pop("SOFTSHARE_DATA", None)
+# What lies on the developer's disk is no part of a test, but for the kept results of CIFAR-10.
+CIFAR10 = os.environ.pop("SOFTSHARE_DATA", None)

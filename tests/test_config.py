@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from softshare.config import (
 )
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
+from softshare.search import search_space, values_in
 
 STAGES = {
     "prior": PriorConfig,
@@ -81,23 +84,29 @@ def a_dict(**stages: Any) -> dict[str, Any]:
 
 def test_the_paper_configuration_holds_the_papers_values() -> None:
     paper = CompressConfig.paper()
-    assert paper.retrain.tau == 0.005
-    assert paper.retrain.tau_warmup == 0
+    assert paper.prior.components == 16  # 4.1
+    assert paper.prior.init == "range"  # 4.2
+    assert paper.retrain.epochs == 40  # 6.2
+    assert isinstance(paper.prior.mixing_prior, Beta)  # 6.2, as are the two below
+    assert isinstance(paper.prior.zero_precision_prior, Gamma)
+    assert isinstance(paper.prior.free_precision_prior, Gamma)
     assert paper.retrain.schedule == "constant"
-    assert paper.prior.components == 16
-    assert paper.prior.zero_mixing == 0.999
-    assert paper.prior.mixing_prior is None
-    assert paper.prior.init == "range"
-    assert (paper.prior.lr_means, paper.prior.lr_log_vars, paper.prior.lr_mixing) == (5e-4, 5e-4, 5e-4)
-    assert paper.retrain.lr_weights == 5e-4
-    assert paper.prior.zero_precision_prior == Gamma(5000, 2)
-    assert paper.prior.free_precision_prior == Gamma(250, 0.1)
-    assert paper.retrain.epochs == 40
+
+
+def test_the_papers_hyperparameters_are_of_the_studys_front() -> None:
+    """Trial 22 of docs/tuning/paper, rounded."""
+    with (Path(__file__).parents[1] / "docs/tuning/paper/summary.csv").open(newline="") as file:
+        trial = next(row for row in csv.DictReader(file) if row["trial"] == "22")
+    assert trial["on_front"] == "True"
+    paper = CompressConfig.paper()
+    space = search_space(paper, held=["components", "epochs"])  # 16, as in the paper; 40
+    for name, value in values_in(paper, space).items():
+        assert value == pytest.approx(float(trial[name]), rel=0.13), name
 
 
 def test_the_paper_configuration_has_nothing_past_the_paper() -> None:
     paper = CompressConfig.paper()
-    assert (paper.prior.mixtures, paper.prior.width, paper.prior.init_std) == ("global", None, 0.25)
+    assert (paper.prior.mixtures, paper.prior.width, paper.prior.init_std) == ("global", None, 0.08)
     assert (paper.prior.sample_one_in, paper.prior.rules) == (1, ())
     assert (paper.retrain.hard_from, paper.retrain.zeroing, paper.retrain.distill) == (1, 0, 0)
     assert (paper.retrain.optimizer, paper.retrain.weight_decay) == ("adam", 0)

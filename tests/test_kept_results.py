@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import CIFAR10
 from softshare.cli import main
 from softshare.evaluate import Result
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="no results are kep
 
 
 def test_every_kept_file_is_what_its_result_says() -> None:
-    assert main(["verify", str(RESULTS)]) == 0
+    assert main(["verify", str(RESULTS), *(["--data", CIFAR10] if CIFAR10 else [])]) == 0
 
 
 def test_the_page_is_current() -> None:

@@ -10,7 +10,7 @@ import pytest
 from softshare.config import CompressConfig, Range
 from softshare.errors import ConfigError
 from softshare.hyperpriors import Beta, Dirichlet, Gamma
-from softshare.search import paper_search_base, require_inside, search_space, values_in, with_values
+from softshare.search import require_inside, search_space, values_in, with_values
 
 OURS = [
     "components",
@@ -42,23 +42,16 @@ PAPER = [
     "tau_warmup",
     "lr_weights",
 ]
-BASES = [CompressConfig(), paper_search_base()]
+BASES = [CompressConfig(), CompressConfig.paper()]
 
 
 def test_ours_and_the_papers_settings() -> None:
     assert list(search_space(CompressConfig())) == OURS
-    assert list(search_space(paper_search_base())) == PAPER
+    assert list(search_space(CompressConfig.paper())) == PAPER
 
 
 def test_the_papers_13_are_left_where_warm_up_and_epochs_are_held() -> None:
-    assert len(search_space(paper_search_base(), held=["tau_warmup", "epochs"])) == 13
-
-
-def test_the_papers_search_starts_from_the_papers_settings_and_a_beta_of_the_same_mode() -> None:
-    base = paper_search_base()
-    assert base.override(mixing_prior=None) == CompressConfig.paper()
-    assert isinstance(base.prior.mixing_prior, Beta)
-    assert 1 - base.prior.mixing_prior.free == pytest.approx(CompressConfig.paper().prior.zero_mixing)
+    assert len(search_space(CompressConfig.paper(), held=["tau_warmup", "epochs"])) == 13
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_what_is_switched_off_is_not_searched(changes: dict[str, Any], gone: set
 
 def test_what_is_held_is_not_searched() -> None:
     assert set(search_space(CompressConfig(), held=["tau", "width", "seed"])) == set(OURS) - {"tau", "width"}
-    assert "mixing_prior.free" not in search_space(paper_search_base(), held=["mixing_prior"])
+    assert "mixing_prior.free" not in search_space(CompressConfig.paper(), held=["mixing_prior"])
 
 
 @pytest.mark.parametrize("base", BASES, ids=["ours", "paper"])
@@ -110,7 +103,7 @@ def test_both_ends_of_every_range_are_valid(base: CompressConfig, end: str) -> N
         (CompressConfig().override(epochs=5), r"\(epochs: expected 15 to 60, got 5\); hold epochs, or"),
         (CompressConfig().override(epochs=61, tau=0.0), r"epochs: .* got 61; tau: .* got 0\); hold epochs, tau, or"),
         (
-            paper_search_base().override(zero_precision_prior=Gamma(1, 1)),
+            CompressConfig.paper().override(zero_precision_prior=Gamma(1, 1)),
             r"zero_precision_prior.std: expected 0.005 to 0.1, got inf; .*; hold zero_precision_prior, or",
         ),
     ],
@@ -139,14 +132,16 @@ def test_of_priors_on_the_mixing_a_beta_alone_is_searched() -> None:
 def test_the_two_numbers_of_a_hyper_prior() -> None:
     values = {"free_precision_prior.std": 0.05, "free_precision_prior.strength": 20.0}
     values |= {"mixing_prior.free": 0.02, "mixing_prior.count": 1002.0}
-    prior = with_values(paper_search_base(), values).prior
+    prior = with_values(CompressConfig.paper(), values).prior
     assert prior.free_precision_prior == Gamma.from_std(0.05, 20.0)
     assert prior.mixing_prior == Beta(alpha=981.0, beta=21.0)
-    assert prior.zero_precision_prior == Gamma(5000, 2)  # not among the values: as it was
+    assert (
+        prior.zero_precision_prior == CompressConfig.paper().prior.zero_precision_prior
+    )  # not among the values: as it was
 
 
 def test_the_documented_ranges_are_the_fields_own() -> None:
     page = (Path(__file__).parents[1] / "docs" / "tuning.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| (\S+) \| (\S+) \| (\w+) \|", page, re.MULTILINE)
     documented = {name: Range(float(low), float(high), log=scale == "logarithmic") for name, low, high, scale in rows}
-    assert documented == search_space(paper_search_base()) | search_space(CompressConfig())
+    assert documented == search_space(CompressConfig.paper()) | search_space(CompressConfig())

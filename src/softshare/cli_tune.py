@@ -22,7 +22,6 @@ from softshare.cli_tasks import (
 from softshare.config import CompressConfig
 from softshare.hooks import ProgressBar
 from softshare.pareto import can_draw
-from softshare.search import paper_search_base
 from softshare.study_files import FRONT, SUMMARY
 from softshare.trials import front
 from softshare.tune import SAMPLERS, Job, StudyConfig
@@ -78,7 +77,7 @@ def tune(
     """
     experiment = EXPERIMENTS.get(task)
     ours = experiment.compress if experiment else CompressConfig()
-    config = (paper_search_base() if paper else ours).override(**overrides)
+    config = (CompressConfig.paper() if paper else ours).override(**overrides)
     if paper and experiment and label_smoothing is None:
         label_smoothing = 0.0  # as in the paper
     options = TaskOptions(data, augment, label_smoothing)

@@ -287,22 +287,23 @@ class CompressConfig(Versioned):
 
     @classmethod
     def paper(cls) -> CompressConfig:
-        """Section 4.1 with the hyper-priors of the authors' released code; 40 epochs, as in 6.2."""
+        """The method of section 4 and nothing past it, its hyper-parameters found as in 6.2 (docs/tuning.md)."""
         return cls(
             prior=PriorConfig(
                 mixtures="global",
                 components=16,
                 width=None,
-                init_std=0.25,
+                init_std=0.08,
                 zero_mixing=0.999,
-                zero_precision_prior=Gamma(5000, 2),
-                free_precision_prior=Gamma(250, 0.1),
-                lr_means=5e-4,
-                lr_log_vars=5e-4,
-                lr_mixing=5e-4,
+                mixing_prior=Beta(27_000, 17),
+                zero_precision_prior=Gamma(1000, 9.9),
+                free_precision_prior=Gamma(10_000, 11),
+                lr_means=1e-4,
+                lr_log_vars=6e-3,
+                lr_mixing=2e-4,
             ),
             retrain=RetrainConfig(
-                epochs=40, tau=0.005, tau_warmup=0.0, lr_weights=5e-4, schedule="constant", hard_from=1.0, zeroing=0.0
+                epochs=40, tau=0.08, tau_warmup=0.6, lr_weights=2e-3, schedule="constant", hard_from=1.0, zeroing=0.0
             ),
             codebook=CodebookConfig(codebook_epochs=0),
             simplify=SimplifyConfig(symmetries=False),

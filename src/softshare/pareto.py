@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from softshare.errors import NotAvailableError
+from softshare.report.style import SERIES
 from softshare.results import Point
 from softshare.zoo.published import published
 
 Series = dict[str, list[tuple[float, float]]]  # label -> (bytes, error in percent)
+_MARKERS = "osD^vPX*"
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,13 @@ def draw_pareto(data: Pareto) -> bytes:
         raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
     for k, (label, values) in enumerate((*data.ours.items(), *data.published.items())):
-        colour = f"C{k % 10}"
+        colour, marker = SERIES[k % len(SERIES)], _MARKERS[k % len(_MARKERS)]
         filled = colour if k < len(data.ours) else "none"
         n_bytes, errors = zip(*values, strict=True)
-        axes.scatter(n_bytes, errors, s=28, facecolors=filled, edgecolors=colour, label=label)
+        axes.scatter(n_bytes, errors, s=28, marker=marker, facecolors=filled, edgecolors=colour, label=label)
     for name, best in data.frontiers.items():
         dashes = "--" if "augmented" in name else "-"
         axes.plot(*zip(*best, strict=True), dashes, color="black", linewidth=0.8, drawstyle="steps-post", label=name)
@@ -93,7 +95,7 @@ def draw_pareto(data: Pareto) -> bytes:
     axes.xaxis.set_minor_formatter("{x:,.0f}")
     axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=45)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="x-small")  # below, where no point is
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120, metadata={"Description": data.digest})
     return file.getvalue()

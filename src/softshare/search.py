@@ -18,12 +18,6 @@ _HYPERPRIORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def paper_search_base() -> CompressConfig:
-    """Where the search of section 6.2 starts: the paper's settings, and a Beta on the zero mixing, of the same mode."""
-    paper = CompressConfig.paper()
-    return paper.override(mixing_prior=Beta.from_mode(free=1 - paper.prior.zero_mixing, count=1e5))
-
-
 def search_space(config: CompressConfig, held: Collection[str] = ()) -> Space:
     """The range of every setting that has one and has a part in this config; those named in `held` stay as they are."""
     space: Space = {}

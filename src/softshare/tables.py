@@ -112,15 +112,25 @@ def front_table(rows: Iterable[Row], title: str) -> Table:
 
 
 def check_table(checks: Iterable[Check], title: str) -> Table:
-    """One row per file: what was found, and whether it is what the result beside it says."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
+    """One row per file: what was found, and whether it is what the result beside it says; below, why some was not."""
+    checks = list(checks)
+    reasons = dict.fromkeys(text for check in checks for text in check.not_checked)
+    caption = Text("\n".join(f"not checked: {text}" for text in reasons)) if reasons else None
+    table = Table(
+        caption=caption,
+        caption_justify="left",
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+    )
     table.add_column("file", overflow="fold", ratio=2)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("error %", justify="right", no_wrap=True)
     table.add_column("", overflow="fold", ratio=3)
     for check in checks:
         verdict = "; ".join(check.differences) or "ok"
-        verdict += "".join(f"; not checked: {text}" for text in check.not_checked)
+        verdict += "".join(f"; {text.partition(':')[0]} not checked" for text in check.not_checked)
         n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
         error = "-" if check.error is None else f"{check.error:.2f}"
         table.add_row(

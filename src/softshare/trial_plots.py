@@ -90,7 +90,8 @@ def draw_front(data: FrontData) -> Any:
         for label, found, style in marks:
             if found:
                 axes.scatter(*zip(*found, strict=True), s=48, label=label, **style)
-        axes.set(xscale="log", xlabel=panel.label, ylim=axes.get_ylim())  # what was pruned may lie far off
+        axes.set(xscale="log", xlabel=panel.label)
+        axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # what was pruned may lie far off
         if panel.pruned:
             axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c=FAINT, label="pruned", zorder=1)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
