@@ -284,9 +284,9 @@ def test_decompress_within_max_bytes(finished: Path, tmp_path: Path, refused: Re
 
 
 def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run evaluates, for it has the network; inspect numbers the tensors; decompress cannot."""
-    folder = tmp_path / "run"
-    assert run("compress", write_task(tmp_path), "--names", "none", "--epochs", 1, "--out", folder) == 0
+    """The run evaluates, for it has the network; inspect numbers the tensors; decompress needs the network."""
+    folder, task = tmp_path / "run", write_task(tmp_path)
+    assert run("compress", task, "--names", "none", "--epochs", 1, "--out", folder) == 0
     assert run("evaluate", folder) == 0
     capsys.readouterr()
     assert run("inspect", folder / "model.sws") == 0
@@ -295,7 +295,13 @@ def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.
     assert "0.weight" not in text
     assert run("inspect", "--json", folder / "model.sws") == 0
     assert all(t["name"] is None for t in json.loads(capsys.readouterr().out)["tensors"])
-    refused("decompress", folder / "model.sws", tmp_path / "a.safetensors", naming=["names='none'", "load_into_"])
+    target = tmp_path / "a.safetensors"
+    refused("decompress", folder / "model.sws", target, naming=["names='none'", "load_into_", "--task"])
+    assert run("decompress", folder / "model.sws", target, "--task", task) == 0
+    state = safetensors.torch.load_file(target)
+    again = tmp_path / "again"
+    assert run("compress", task, "--epochs", 1, "--out", again) == 0
+    assert_same_state(state, softshare.load(again / "model.sws"))
 
 
 def test_decompress_writes_what_load_gives(finished: Path, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_decompress_with_batch_norm_anew(
     target = tmp_path / "anew.safetensors"
     for args, message in [
         (["--batch-norm"], "give them by --task"),
-        (["--task", task], "only for --batch-norm"),
+        (["--data", str(tmp_path)], "only for --task"),
     ]:
         assert run("decompress", file, target, *args) == 2
         assert message in capsys.readouterr().err

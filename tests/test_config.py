@@ -104,11 +104,12 @@ def test_the_papers_hyperparameters_are_of_the_studys_front() -> None:
         assert value == pytest.approx(float(trial[name]), rel=0.13), name
 
 
-def test_the_paper_configuration_has_nothing_past_the_paper() -> None:
+def test_the_paper_configuration_has_nothing_past_the_paper_but_a_warm_up() -> None:
     paper = CompressConfig.paper()
     assert (paper.prior.mixtures, paper.prior.width, paper.prior.init_std) == ("global", None, 0.08)
     assert (paper.prior.sample_one_in, paper.prior.rules) == (1, ())
     assert (paper.retrain.hard_from, paper.retrain.zeroing, paper.retrain.distill) == (1, 0, 0)
+    assert paper.retrain.tau_warmup == 0.6
     assert (paper.retrain.optimizer, paper.retrain.weight_decay) == ("adam", 0)
     assert paper.codebook.codebook_epochs == 0
     assert not paper.simplify.symmetries

@@ -235,12 +235,14 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
 
 def test_plot_data() -> None:
     augmented = with_settings(result(n_bytes=4_000, error=1.7), augment=True)
-    data = pareto_data("lenet-300-100", points([*THREE, augmented]))
+    rival = dataclasses.replace(result(n_bytes=3_000, error=1.6), method="dns")
+    data = pareto_data("lenet-300-100", points([*THREE, augmented, rival]))
     assert data.ours == {
         "softshare": [(5_000, 1.8), (5_100, 1.9), (5_200, 2.0)],
         "softshare, augmented": [(4_000, 1.7)],
+        "dns": [(3_000, 1.6)],
     }
-    assert data.frontiers == {"our frontier": [(5_000, 1.8)], "our frontier, augmented": [(4_000, 1.7)]}
+    assert data.frontiers == {"our frontier": [(5_100, pytest.approx(1.9))], "our frontier, augmented": [(4_000, 1.7)]}
     assert data.published["Entropy-penalized reparameterization (2019)"] == [(8_560, 1.9)]
     assert data.published["pruning, fine-tuning and NNCodec 2.1.3 (measured, one seed)"] == [
         (14_300, 1.95),

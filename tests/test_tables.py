@@ -162,7 +162,7 @@ def test_result_table_beside_the_papers_row() -> None:
     text = render(result_table(RESULT, PaperRow(1.89, 1.94, 4.3, 64)))
     assert text.splitlines()[0].rstrip() == "lenet-300-100 on MNIST"
     assert rows(text) == [
-        ["", "test error %", "non-zero %", "bytes", "ratio"],
+        ["", "error %", "non-zero %", "bytes", "ratio"],
         ["the paper (estimated)", "1.89 -> 1.94", "4.3", "~16,663", "64.0"],  # 4 * 266,610 / 64
         ["softshare (the file)", "1.89 -> 1.94", "4.3", "12,345", "86.4"],
     ]

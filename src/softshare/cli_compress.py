@@ -120,7 +120,7 @@ def compress(
         ),
     ] = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Start from the paper's settings, not from our defaults.")
+        bool, typer.Option("--paper", help="Start from the paper's method, tuned, not from our defaults.")
     ] = False,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",

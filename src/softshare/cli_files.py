@@ -51,7 +51,10 @@ def decompress(
         int, typer.Option(min=0, help="Refuse a file whose tensors would take more than this many bytes.")
     ] = MAX_BYTES,
     task: Annotated[
-        str | None, typer.Option(help="For --batch-norm: the network, as an experiment or FILE.py:make_task.")
+        str | None,
+        typer.Option(
+            help="For a file without names or --batch-norm: the network, as an experiment or FILE.py:make_task."
+        ),
     ] = None,
     batch_norm: BatchNormOption = False,
     data: DataOption = None,
@@ -62,11 +65,11 @@ def decompress(
         raise ConfigError(f"{target} exists already; give --overwrite or another name")
     if batch_norm and task is None:
         raise ConfigError("--batch-norm: a file has weights, but no network and no data; give them by --task")
-    if not batch_norm and (task or data):
-        raise ConfigError("--task, --data: only for --batch-norm; leave them out")
-    state = load(file, max_bytes=max_bytes)
-    if task:
-        loaded = load_task(task, "auto", 0, TaskOptions(data))
+    if data and not task:
+        raise ConfigError("--data: only for --task; leave it out")
+    loaded = load_task(task, "auto", 0, TaskOptions(data)) if task else None
+    state = load(file, like=loaded.model if loaded else None, max_bytes=max_bytes)
+    if loaded:
         _load_into_(loaded, file, batch_norm)
         state = {name: loaded.model.state_dict()[name] for name in state}
     save_checkpoint(target, state)

@@ -62,7 +62,8 @@ def tune(
         ),
     ] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Search the paper's settings (section 6.2), not those of our defaults.")
+        bool,
+        typer.Option("--paper", help="Search the paper's method and its hyper-parameters (section 6.2), not ours."),
     ] = False,
     device: DeviceOption = "auto",
     data: DataOption = None,

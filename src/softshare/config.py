@@ -268,9 +268,8 @@ class CompressConfig(Versioned):
     """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
 
     Where the defaults part from the paper: a mixture of few components for each layer, their widths held relative to
-    the layer's own weights; a larger tau, warmed up over most of the run; learning rates that a cosine brings to 0;
-    and after a fifth of the run a hard phase, on quantized weights, in which those not worth their bits are zeroed.
-    docs/math.md says why.
+    the layer's own weights; learning rates that a cosine brings to 0; and after a fifth of the run a hard phase, on
+    quantized weights, in which those not worth their bits are zeroed. docs/math.md says why.
     """
 
     VERSION = 2
@@ -287,7 +286,7 @@ class CompressConfig(Versioned):
 
     @classmethod
     def paper(cls) -> CompressConfig:
-        """The method of section 4 and nothing past it, its hyper-parameters found as in 6.2 (docs/tuning.md)."""
+        """The method of section 4, with a warm-up of tau; hyper-parameters found as in 6.2 (docs/tuning.md)."""
         return cls(
             prior=PriorConfig(
                 mixtures="global",

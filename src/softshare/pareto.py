@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from softshare.baselines import OWN_ACCOUNTING
 from softshare.errors import NotAvailableError
 from softshare.report.style import SERIES
 from softshare.results import Point
@@ -23,38 +24,32 @@ class Pareto:
     """What a plot shows."""
 
     experiment: str
-    ours: Series
+    ours: Series  # made here, rivals too
     published: Series
-    augmented: tuple[str, ...] = ()  # labels of ours whose training images were, where the paper's are not
+    frontiers: Series
 
     @property
     def digest(self) -> str:
         """Stands in the picture's metadata, so that a picture of other figures is known for one."""
-        values = json.dumps([self.experiment, self.ours, self.published, self.augmented])
+        values = json.dumps([self.experiment, self.ours, self.published, self.frontiers])
         return hashlib.sha256(values.encode()).hexdigest()
-
-    @property
-    def frontiers(self) -> Series:
-        """Of ours, with augmentation and without: only like is compared with like."""
-        groups: Series = {}
-        for label, values in self.ours.items():
-            name = "our frontier, augmented" if label in self.augmented else "our frontier"
-            groups.setdefault(name, []).extend(values)
-        return {name: frontier(values) for name, values in groups.items()}
 
 
 def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
-    """Every result of ours, and every published row of real bytes."""
+    """Every result here, every published row of real bytes, and the frontier of our methods' means."""
     ours: Series = {}
-    points = list(points)
+    means: Series = {}  # with augmentation and without: only like is compared with like
     for point in points:
         ours.setdefault(point.label, []).extend((r.file_bytes, r.error_after) for r in point.results)
+        if point.first.method not in OWN_ACCOUNTING:  # a rival's
+            name = "our frontier, augmented" if point.augmented else "our frontier"
+            means.setdefault(name, []).append((point.n_bytes, point.error_after))
     theirs: Series = {}
     for row in published(experiment):
         if row.accounting == "c" and row.n_bytes is not None:  # estimates may not share an axis with bytes
             label = f"{row.who} ({row.note})" if row.note else row.who
             theirs.setdefault(label, []).append((row.n_bytes, row.error_after))
-    return Pareto(experiment, ours, theirs, tuple(sorted({p.label for p in points if p.augmented})))
+    return Pareto(experiment, ours, theirs, {name: frontier(values) for name, values in means.items()})
 
 
 def frontier(values: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -75,7 +70,7 @@ def can_draw() -> bool:
 
 
 def draw_pareto(data: Pareto) -> bytes:
-    """A PNG: ours filled, with their frontiers; the published ones as rings."""
+    """A PNG: results here filled, with our frontiers; the published ones as rings."""
     if not can_draw():
         raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no window

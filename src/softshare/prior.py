@@ -210,14 +210,14 @@ class MixturePrior(nn.Module):
 
     def loss(self, tau: float, n_examples: int) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
-        return _scale(tau, n_examples) * self.neg_log_prior()
+        return scaled_tau(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
         """`loss(tau, n_examples).backward()`, faster, with no second gradient in memory; returns the loss, detached.
 
         To be called after the backward of the task loss: it adds to the gradients that are there.
         """
-        return self.add_scaled_gradients_(self.means.new_full((), _scale(tau, n_examples)))
+        return self.add_scaled_gradients_(self.means.new_full((), scaled_tau(tau, n_examples)))
 
     def add_scaled_gradients_(
         self,
@@ -265,7 +265,7 @@ class MixturePrior(nn.Module):
         return quantize_prior(self, config or MergeConfig(), hard)
 
 
-def _scale(tau: float, n_examples: int) -> float:
+def scaled_tau(tau: float, n_examples: int) -> float:
     if not 0 <= tau < math.inf:
         raise ConfigError(f"tau: expected a number of at least 0, got {tau}")
     if n_examples < 1:

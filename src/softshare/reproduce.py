@@ -25,7 +25,7 @@ from softshare.retrain import Hook
 from softshare.route import Compressed, compress
 from softshare.runs import load_checkpoint, save_checkpoint
 from softshare.task import Task
-from softshare.verify import JSON, SWS
+from softshare.verify import JSON, SWS, pair_file
 from softshare.weights import load_state_
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_, pretraining_settings
 from softshare.zoo.recipes import MethodConfig, Recipe, get_recipe
@@ -88,12 +88,8 @@ def _require_seeds(seeds: Sequence[int]) -> None:
 
 def _job(recipe: Recipe, seed: int, folder: Path, overwrite: bool) -> Job:
     stem = folder / recipe.method / f"seed-{seed}"
-    there = all(_file(stem, suffix).exists() for suffix in (SWS, JSON))
-    return Job(recipe, stem, Result.load(_file(stem, JSON)) if there and not overwrite else None)
-
-
-def _file(stem: Path, suffix: str) -> Path:
-    return stem.parent / (stem.name + suffix)
+    there = all(pair_file(stem, suffix).exists() for suffix in (SWS, JSON))
+    return Job(recipe, stem, Result.load(pair_file(stem, JSON)) if there and not overwrite else None)
 
 
 def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[str], None]) -> Iterator[Result]:
@@ -108,7 +104,7 @@ def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[s
 
 
 def _kept(job: Job) -> str:
-    text = f"{_file(job.stem, SWS)} is there already and is kept"
+    text = f"{pair_file(job.stem, SWS)} is there already and is kept"
     changed = job.kept is not None and without_seed(job.kept.config) != without_seed(recorded_config(job.recipe))
     return text + ("; its settings are not the recipe's of today: give --overwrite to make it anew" if changed else "")
 
@@ -197,7 +193,7 @@ def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> 
 
 def write_pair(stem: Path, file: bytes, result: Result) -> None:
     """Both or neither: whole before either gets its name, and at no time is a file beside another's result."""
-    sws, json_ = _file(stem, SWS), _file(stem, JSON)
+    sws, json_ = pair_file(stem, SWS), pair_file(stem, JSON)
     contents = {sws: file, json_: result.to_json().encode()}
     ready = {path: path.parent / f".{path.name}.ready" for path in contents}
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softshare.chains import Link, find_links
 from softshare.quantize import QuantizedWeights
-from softshare.symmetries import _Units
+from softshare.symmetries import Units
 from softshare.weights import load_state_
 
 
@@ -32,7 +32,7 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
     layers = {name: small.get_submodule(name) for link in links for name in (link.source, link.target)}
     tensors = {k: t for name, layer in layers.items() for k, t in _tensors(name, layer).items()}
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-    units = [_Units.of(tensors, shapes, link) for link in links]
+    units = [Units.of(tensors, shapes, link) for link in links]
     changed = True
     while changed:
         changed = False
@@ -59,7 +59,7 @@ def _keeps_constants(layer: nn.Module) -> bool:
 
 def _empty_units_(
     link: Link,
-    units: _Units,
+    units: Units,
     next_bias: Tensor,  # (units of the next layer,)
     uniform: bool,  # whether the next layer sees constants as such
 ) -> bool:
@@ -88,7 +88,7 @@ def _arriving(
     return values
 
 
-def _cut_(tensors: dict[str, Tensor], links: Sequence[Link], units: Sequence[_Units]) -> None:
+def _cut_(tensors: dict[str, Tensor], links: Sequence[Link], units: Sequence[Units]) -> None:
     """Leave out the units without outgoing weights: first from the next layer's inputs, then from their own layer."""
     kept = [_kept(u) for u in units]
     for link, u, keep in zip(links, units, kept, strict=True):
@@ -100,7 +100,7 @@ def _cut_(tensors: dict[str, Tensor], links: Sequence[Link], units: Sequence[_Un
             tensors[name] = tensors[name][keep]
 
 
-def _kept(units: _Units) -> Tensor:  # (kept,)
+def _kept(units: Units) -> Tensor:  # (kept,)
     feeds = (units.outgoing != 0).any(2).any(0)
     return feeds.nonzero().flatten() if feeds.any() else torch.zeros(1, dtype=torch.int64, device=feeds.device)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from softshare.chains import Link, find_links
 from softshare.errors import ModelError
 from softshare.fields import require, require_types
-from softshare.prior import _scale
+from softshare.prior import scaled_tau
 from softshare.task import Task
 
 
@@ -101,7 +101,7 @@ class UnitPrior:
 
     def loss(self, tau: float, n_examples: int, model: nn.Module | None = None) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p. 0-d. It never makes a GPU wait."""
-        return _scale(tau, n_examples) * self.neg_log_prior(model)
+        return scaled_tau(tau, n_examples) * self.neg_log_prior(model)
 
 
 def with_unit_prior(task: Task, config: UnitPriorConfig | None = None) -> Task:

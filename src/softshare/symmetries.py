@@ -90,7 +90,7 @@ def _problem(link: Link, shapes: Mapping[str, tuple[int, ...]], quantized: Quant
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Units:
+class Units:
     """The indices of one link's tensors, laid out by hidden unit: views, to be written to."""
 
     incoming: Tensor  # (units, inputs of one)
@@ -98,7 +98,7 @@ class _Units:
     outgoing: Tensor  # (units of the next layer, units, positions of one: of a kernel, or of a flattened channel)
 
     @classmethod
-    def of(cls, indices: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], link: Link) -> _Units:
+    def of(cls, indices: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], link: Link) -> Units:
         incoming, outgoing, *bias = (indices[name] for name in _names(link))
         n_next = shapes[f"{link.target}.weight"][0]
         none = torch.zeros(link.n_units, dtype=torch.uint8)
@@ -120,11 +120,11 @@ class _Units:
         self.outgoing[:, units] = 0
 
 
-def _open(quantized: QuantizedWeights, links: list[Link]) -> tuple[dict[str, Tensor], list[_Units]]:
+def _open(quantized: QuantizedWeights, links: list[Link]) -> tuple[dict[str, Tensor], list[Units]]:
     """Copies of the indices by name, and views of each link into them."""
     indices = {t.name: t.indices.clone() for t in quantized.shared}
     shapes = {t.name: t.shape for t in quantized.shared}
-    return indices, [_Units.of(indices, shapes, link) for link in links]
+    return indices, [Units.of(indices, shapes, link) for link in links]
 
 
 def _close(quantized: QuantizedWeights, indices: Mapping[str, Tensor]) -> QuantizedWeights:
@@ -181,7 +181,7 @@ def _size(quantized: QuantizedWeights, link: Link, config: EncodeConfig) -> int:
     return len(encode(QuantizedWeights(shared, {}, {}), dataclasses.replace(config, names="keep")))
 
 
-def _orders(units: _Units) -> Iterator[tuple[str, _Order]]:
+def _orders(units: Units) -> Iterator[tuple[str, _Order]]:
     """A few orders that suit a coder whose contexts are the densities of rows and columns and near neighbours.
 
     Units without any weight stand last in all of them: a tensor's code ends at its last non-zero. On trained LeNets

@@ -76,7 +76,7 @@ def account_table(result: Result) -> Table:
 
 def result_table(result: Result, paper: PaperRow | None) -> Table:
     """The result beside the paper's row."""
-    table = _table(f"{result.experiment} on {result.dataset}", "", "test error %", "non-zero %", "bytes", "ratio")
+    table = _table(f"{result.experiment} on {result.dataset}", "", "error %", "non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
         n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"

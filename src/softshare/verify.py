@@ -57,7 +57,7 @@ def _stem(path: Path) -> Path:
     return path.parent / path.name[: -len(path.suffix)]
 
 
-def _with(stem: Path, suffix: str) -> Path:
+def pair_file(stem: Path, suffix: str) -> Path:
     return stem.parent / (stem.name + suffix)  # not `with_suffix`, which would cut "tau0.05" at its point
 
 
@@ -70,11 +70,11 @@ def verify(
     """One check after the other, so that a caller can show how far it is. An experiment's data are loaded once."""
     zoo = _Zoo(device, data)
     for stem in find_pairs(folder) if pairs is None else pairs:
-        yield _check(stem, str(_with(stem, SWS).relative_to(folder)), zoo)
+        yield _check(stem, str(pair_file(stem, SWS).relative_to(folder)), zoo)
 
 
 def _check(stem: Path, name: str, zoo: _Zoo) -> Check:
-    file, json = _with(stem, SWS), _with(stem, JSON)
+    file, json = pair_file(stem, SWS), pair_file(stem, JSON)
     if not file.exists():
         return Check(name, None, None, (f"there is no file {file.name} beside {json.name}",))
     data = read_bytes(file)

@@ -290,7 +290,7 @@ def _open(file: BinaryIO, like: nn.Module | None) -> Header:
     if like is None:
         raise ConfigError(
             "the file was written with names='none': it needs the network it was written for; in Python, "
-            "load_into_(model, path) or load(path, like=model)"
+            "load_into_(model, path) or load(path, like=model); to decompress it, --task"
         )
     return dataclasses.replace(header, tied=tied)
 

@@ -67,8 +67,8 @@ def _headline(run: Run) -> str:
         figures = {
             "bytes": f"{result.file_bytes:,}",
             "times smaller": f"{result.ratio:.1f}",
-            "test error before": f"{result.error_before:.2f}%",
-            "test error after": f"{result.error_after:.2f}%",
+            "error before": f"{result.error_before:.2f}%",
+            "error after": f"{result.error_after:.2f}%",
             "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
             "shared values": f"{result.n_components}",
         } | _target(result)

@@ -31,11 +31,10 @@ class Recipe:
     pretrain: RetrainConfig | None  # None: from scratch, under the prior from the first step
     task: TaskConfig
     config: MethodConfig
-    capture: bool = True  # on a GPU, train with captured steps
 
     def seeded(self, seed: int, capture: bool = False) -> Recipe:
-        """The same, with this seed in pre-training and method; `capture` where the recipe allows it."""
-        changes: dict[str, Any] = {"seed": seed, "capture": capture and self.capture}
+        """The same, with this seed in pre-training and method, and captured steps or none in both."""
+        changes: dict[str, Any] = {"seed": seed, "capture": capture}
         pretrain = self.pretrain and dataclasses.replace(self.pretrain, **changes)
         config = self.config
         if isinstance(config, CompressConfig):
@@ -118,9 +117,10 @@ RECIPES = (
     ),
     _recipe(_L5, "dns", _dns(_by_layer(conv1=0.7, conv2=3.0, fc1=5.0, fc2=3.0), l2=1e-3)),
     # CIFAR-10 is augmented in the paper too, by flips and shifts (section 5); that is the experiment's and no switch.
-    _recipe(_WRN, "paper", _PAPER.override(components=64)),
+    _recipe(_WRN, "paper", _PAPER.override(components=64, rest_dtype="float16")),
     _recipe(_WRN, "softshare-default", EXPERIMENTS[_WRN].compress),
     _recipe(_WRN, "softshare", _WRN_OURS.override(lr_weights=0.02, tau=0.015, zeroing=0.1, distill=0.9, epochs=60)),
+    _recipe(_WRN, "softshare-medium", _WRN_OURS.override(lr_weights=0.02, zeroing=0.1)),
     _recipe(_WRN, "softshare-small", _WRN_OURS.override(zeroing=1.2)),
     _recipe(_WRN, "softshare-smallest", _WRN_OURS.override(zeroing=4.0)),
 )
