@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,22 @@ def test_the_kept_random_trials() -> None:
     assert (len(rows), [row["trial"] for row in failed]) == (30, ["10", "20"])
     for row in rows:
         assert (row["failed"] == "True") == (float(row["validation_error"]) > 5 or row["nonzero"] == "0")
+
+
+@pytest.mark.parametrize("experiment", ["lenet-300-100", "lenet-5-caffe", "wrn-16-4"])
+def test_what_is_told_of_the_presets(experiment: str) -> None:
+    """In docs/tuning.md, a line a network: by the defaults, and by the paper's preset."""
+    cells = []
+    for method in ("softshare-default", "paper"):
+        results = [Result.load(path) for path in sorted((RESULTS / experiment / method).glob("*.json"))]
+        if not results:
+            cells.append("-")
+            continue
+        n_bytes, ratio, before, after = (
+            statistics.fmean(getattr(result, name) for result in results)
+            for name in ("file_bytes", "ratio", "error_before", "error_after")
+        )
+        seeds = f"{len(results)} seeds" if len(results) > 1 else "one seed"
+        cells.append(f"{n_bytes:,.0f} ({ratio:.0f}), {before:.2f} -> {after:.2f}, {seeds}")
+    told = (ROOT / "docs" / "tuning.md").read_text()
+    assert f"| {experiment} | {' | '.join(cells)} |" in told

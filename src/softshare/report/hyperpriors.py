@@ -105,6 +105,7 @@ def draw_hyperpriors(data: HyperPrior) -> Any:
         style = "-" if own else ("--" if label.startswith("half") else ":")
         axes.plot(data.x, y, style, color=SERIES[0] if own else FAINT, linewidth=2 if own else 1.2, label=label)
     axes.set(xlabel=data.axis, ylabel="density, highest = 1", ylim=(0, 1.05))
+    axes.locator_params(axis="x", nbins=5)  # mixings near 1 are long numbers
     figure.legend(loc="outside lower center", ncols=2)
     axes.xaxis.label.set_fontsize(8)
     axes.set_title(data.name)
