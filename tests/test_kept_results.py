@@ -72,3 +72,14 @@ def test_what_is_told_of_the_presets(experiment: str) -> None:
         cells.append(f"{n_bytes:,.0f} ({ratio:.0f}), {before:.2f} -> {after:.2f}, {seeds}")
     told = (ROOT / "docs" / "tuning.md").read_text()
     assert f"| {experiment} | {' | '.join(cells)} |" in told
+
+
+def test_what_is_told_of_whole_units() -> None:
+    told = (ROOT / "docs" / "experiments.md").read_text()
+    with (ROOT / "docs" / "structured.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5
+    for row in rows:
+        counts = " | ".join(f"{int(row[name]):,}" for name in ("weights", "nonzero", "file_bytes"))
+        figures = f"{float(row['error']):.2f} | {float(row['speedup_1']):.1f} | {float(row['speedup_256']):.1f}"
+        assert f"| {float(row['tau']):g} | {row['units']} | {counts} | {figures} |" in told

@@ -41,7 +41,7 @@ def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
     means: Series = {}  # with augmentation and without: only like is compared with like
     for point in points:
         ours.setdefault(point.label, []).extend((r.file_bytes, r.error_after) for r in point.results)
-        if point.first.method not in OWN_ACCOUNTING:  # a rival's
+        if point.first.method not in OWN_ACCOUNTING:  # as a rival is
             name = "our frontier, augmented" if point.augmented else "our frontier"
             means.setdefault(name, []).append((point.n_bytes, point.error_after))
     theirs: Series = {}
