@@ -85,7 +85,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("experiment", nargs="*", default=NAMES, help=f"by default {' and '.join(NAMES)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--epochs", type=int, default=30, help="of compression")
     parser.add_argument("--pretrain-epochs", type=int, help="by default the experiment's own")

@@ -20,6 +20,7 @@ METHODS = {
         "paper-no-hyperpriors",
         "softshare-default",
         "softshare",
+        "softshare-long",
         "softshare-small",
         "softshare-from-scratch",
         "softshare-augmented",
