@@ -20,7 +20,6 @@ METHODS = {
         "paper-no-hyperpriors",
         "softshare-default",
         "softshare",
-        "softshare-long",
         "softshare-small",
         "softshare-from-scratch",
         "softshare-augmented",

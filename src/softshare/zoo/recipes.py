@@ -94,7 +94,6 @@ RECIPES = (
     _recipe(_L300, "paper-no-hyperpriors", _NO_HYPERPRIORS),
     _recipe(_L300, "softshare-default", EXPERIMENTS[_L300].compress, _SMOOTHED),
     _recipe(_L300, "softshare", _L300_OURS, _SMOOTHED),
-    _recipe(_L300, "softshare-long", _L300_OURS.override(zeroing=0.95, epochs=120), _SMOOTHED),
     _recipe(_L300, "softshare-small", _L300_OURS.override(zeroing=1.5), _SMOOTHED),
     dataclasses.replace(
         _recipe(_L300, "softshare-from-scratch", _OURS.override(zeroing=0.15, epochs=80), _SMOOTHED), pretrain=None
