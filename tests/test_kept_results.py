@@ -74,6 +74,28 @@ def test_what_is_told_of_the_presets(experiment: str) -> None:
     assert f"| {experiment} | {' | '.join(cells)} |" in told
 
 
+def test_what_is_told_of_the_coder() -> None:
+    """In the README: whole files over the order-0 entropy of their indices."""
+    results = [Result.load(path) for path in RESULTS.glob("lenet-*/softshare*/*.json")]
+    shares = [result.file_bytes / result.entropy_bytes for result in results]
+    assert (
+        f"take {min(shares):.2f} to {max(shares):.2f} of the indices' order-0 entropy"
+        in (ROOT / "README.md").read_text()
+    )
+
+
+def test_what_is_told_of_nncodec() -> None:
+    with (ROOT / "benchmarks" / "results.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["run_id"] == "20261115T214215Z-247d"]
+    sizes = {(row["case"], row["method"]): int(row["n_bytes"]) for row in rows}
+    told = (ROOT / "docs" / "experiments.md").read_text()
+    for case in {case for case, _ in sizes}:
+        network, method = case.rsplit("-", 1)
+        name = {"lenet-300-100": "LeNet-300-100", "lenet-5-caffe": "LeNet-5-Caffe"}[network]
+        cells = [f"{sizes[case, by]:,}" for by in ("softshare file", "nncodec integer", "nncodec quantized")]
+        assert f"| {name}, `{method}` | {' | '.join(cells)} |" in told
+
+
 def test_what_is_told_of_whole_units() -> None:
     told = (ROOT / "docs" / "experiments.md").read_text()
     with (ROOT / "docs" / "structured.csv").open(newline="") as file:

@@ -69,7 +69,7 @@ def decompress(
         raise ConfigError("--data: only for --task; leave it out")
     loaded = load_task(task, "auto", 0, TaskOptions(data)) if task else None
     state = load(file, like=loaded.model if loaded else None, max_bytes=max_bytes)
-    if loaded:
+    if loaded and batch_norm:
         _load_into_(loaded, file, batch_norm)
         state = {name: loaded.model.state_dict()[name] for name in state}
     save_checkpoint(target, state)
