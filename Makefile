@@ -2,10 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 FILES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench reproduce results clean
+.PHONY: help demo test check docs rooms fuzz bench reproduce results clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,10 +17,17 @@ demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNI
 test: check  ## Set up .venv, then lint, types and tests
 	$(BIN)/python -m pytest -n 2
 
-check: $(READY)  ## Lint (ruff) and types (mypy strict) only
+check: $(READY)  ## Lint (ruff), types (mypy strict) and the order of folders (import-linter)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+docs: $(DOCS_READY)  ## Build the documentation into site/; a warning, a dead link or a dead anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+rooms: $(READY)  ## Print the graph of folders in the DOT language, its cycles marked
+	$(BIN)/import-linter drawgraph softshare --show-import-totals --show-cycle-breakers
 
 fuzz: $(READY)  ## Read a million mutated files, 10 to 20 minutes on two cores; FILES=N for another number
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --files $(FILES) --log benchmarks/fuzz.log
@@ -47,4 +55,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softshare needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@

@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from softshare.codec import decode, encode, inspect, load
-from softshare.config import Codec, EncodeConfig
-from softshare.evaluate import entropy_bits
-from softshare.quantize import QuantizedWeights
+from softshare.config import EncodeConfig
+from softshare.config.stages import Codec
+from softshare.quantization.description_length import entropy_bits
+from softshare.quantization.quantized import QuantizedWeights
 
 HERE = Path(__file__).parent
 HAN_LIMIT = 10_000_000  # weights: 'han' is slow

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 MEASURED = """
 import re, sys
 from pathlib import Path
-import softshare.cli, softshare.codec.adaptive, softshare.codec.planes
+import softshare.cli.app, softshare.codec.adaptive.tensor, softshare.codec.planes
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024

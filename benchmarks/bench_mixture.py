@@ -19,10 +19,10 @@ from rich.table import Table
 from torch import Tensor
 
 from softshare.errors import NotAvailableError
-from softshare.kernels import find_sweep, mixture_nll_ref, sampled
-from softshare.kernels.choice import available_backends
-from softshare.kernels.mixture import Sweep, sweep_torch
-from softshare.kernels.mixture_table import reach_of
+from softshare.prior.kernels import find_sweep, mixture_nll_ref, sampled
+from softshare.prior.kernels.choice import available_backends
+from softshare.prior.kernels.sweep import Sweep, sweep_torch
+from softshare.prior.kernels.table import reach_of
 
 MILLIONS, COMPONENTS = (0.27, 2.7, 25.6, 138.0), (5, 17, 65)
 CPU_LIMIT = 2.7  # million weights

@@ -23,10 +23,11 @@ from torch.nn import functional as F
 
 from softshare.config import CompressConfig, PriorConfig, RetrainConfig
 from softshare.errors import SoftShareError
-from softshare.prior import MixturePrior
-from softshare.step import CapturedStep, Step
+from softshare.network.weights import WeightView
+from softshare.prior.prior import MixturePrior
 from softshare.task import Task
-from softshare.weights import WeightView
+from softshare.train.captured import CapturedStep
+from softshare.train.step import Step
 from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
 
 Batch = tuple[Tensor, Tensor]  # images and labels

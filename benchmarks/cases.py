@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from softshare.codec import decode
-from softshare.quantize import QuantizedTensor, QuantizedWeights
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 N_VALUES = 17  # of a synthetic codebook: zero and 16 free components, as the default prior has
 SPREAD = 1.0  # standard deviation of the log of a row's, and of a column's, density

@@ -18,8 +18,9 @@ import torch
 from cases import synthetic
 
 from softshare.codec import decode, encode
-from softshare.config import Codec, EncodeConfig
-from softshare.quantize import QuantizedTensor, QuantizedWeights
+from softshare.config import EncodeConfig
+from softshare.config.stages import Codec
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 WARM_UP = [(1100, 1000), (100, 100)]  # weights, for the models of large and of small tensors
 

@@ -25,8 +25,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from softshare.codec import decode
-from softshare.evaluate import entropy_bits, final_error, load_copy
-from softshare.quantize import QuantizedTensor, QuantizedWeights
+from softshare.quantization.description_length import entropy_bits
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
+from softshare.result import final_error, load_copy
 from softshare.task import Task
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.experiments import EXPERIMENTS, make_task

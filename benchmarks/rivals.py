@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from softshare.quantize import QuantizedWeights
+from softshare.quantization.quantized import QuantizedWeights
 
 Array = npt.NDArray[Any]
 MODEL_BYTES = 4  # per used symbol of a tensor: what a static model is charged for its frequencies

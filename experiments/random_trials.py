@@ -28,9 +28,9 @@ from rich.table import Table
 from softshare import CompressConfig, compress
 from softshare.config import Range
 from softshare.errors import DivergedError
-from softshare.evaluate import load_copy
-from softshare.runs import load_checkpoint, save_checkpoint
-from softshare.search import search_space, with_values
+from softshare.network.checkpoint import load_checkpoint, save_checkpoint
+from softshare.result import load_copy
+from softshare.tune.space import search_space, with_values
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAME = "lenet-300-100"

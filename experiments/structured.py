@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from softshare import Task, compress
 from softshare.codec import decode
 from softshare.config import CompressConfig
-from softshare.evaluate import final_error
-from softshare.shrink import shrink
-from softshare.structured import UnitPriorConfig, with_unit_prior
+from softshare.result import final_error
+from softshare.simplify.shrink import shrink
+from softshare.train.units import UnitPriorConfig, with_unit_prior
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")

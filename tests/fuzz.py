@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from softshare import codec
-from softshare.codec import adaptive
+from softshare.codec.adaptive import tensor as adaptive
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
-from softshare.quantize import QuantizedTensor, QuantizedWeights, index_dtype
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
 
 MAX_BYTES = 1 << 20  # of decoded tensors
 MAX_SECONDS = 5.0  # for one file; none needs a tenth of it

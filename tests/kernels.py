@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from softshare.kernels import mixture_nll
-from softshare.kernels.choice import find_sweep
-from softshare.kernels.mixture import Sweep, sweep_torch
-from softshare.kernels.mixture_table import tabulated
+from softshare.prior.kernels import mixture_nll
+from softshare.prior.kernels.choice import find_sweep
+from softshare.prior.kernels.sweep import Sweep, sweep_torch
+from softshare.prior.kernels.table import tabulated
 
 Loss = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor], Tensor]
 Params = tuple[Tensor, Tensor, Tensor]  # log_mixing, mean, log_var
@@ -35,7 +35,7 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 
 def module(name: str) -> Any:
     """A module of the kernels, loaded only now: without triton some cannot be."""
-    return import_module(f"softshare.kernels.{name}")
+    return import_module(f"softshare.prior.kernels.{name}")
 
 
 def sweep_of(backend: str, reach: float | None = None) -> Sweep:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from softshare.quantize import QuantizedTensor, QuantizedWeights, index_dtype
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
 
 CODEBOOK = torch.tensor([0.0, -0.25, 0.5])  # float16 holds it exactly
 

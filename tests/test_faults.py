@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import softshare as ss
 from softshare.errors import ConfigError
-from softshare.merge import merge_groups
-from softshare.prior import Mixture
-from softshare.quantize import quantize
-from softshare.retrain import retrain_
-from softshare.weights import WeightView
+from softshare.network.weights import WeightView
+from softshare.prior.mixture import Mixture
+from softshare.quantization.assignment import quantize
+from softshare.quantization.merge import merge_groups
+from softshare.train.retrain import retrain_
 
 
 def two_layers() -> nn.Module:

@@ -5,7 +5,7 @@
     compressed.save("model.sws")
     softshare.load_into_(model, "model.sws")
 
-The names below are all that is public. They are imported on first use, so that `import softshare` is quick.
+The names in `__all__` are all that is public. They are imported on first use, so that `import softshare` is quick.
 """
 
 from importlib import import_module
@@ -14,34 +14,57 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from softshare.batchnorm import reestimate_batch_norm_
     from softshare.codec import inspect, load, load_into_
-    from softshare.config import CompressConfig, EncodeConfig, MergeConfig, PriorConfig, RetrainConfig, Rule
-    from softshare.datafree import FittedWeights, compress_weights
+    from softshare.compressed import Compressed
+    from softshare.compressed import quantize_prior as quantize_prior  # for `MixturePrior.quantize`
+    from softshare.config import (
+        Beta,
+        CompressConfig,
+        Dirichlet,
+        EncodeConfig,
+        Gamma,
+        MergeConfig,
+        PriorConfig,
+        RetrainConfig,
+        Rule,
+    )
+    from softshare.datafree.compress_weights import FittedWeights, compress_weights
     from softshare.errors import SoftShareError
-    from softshare.evaluate import Result, measure
     from softshare.export import export_onnx, load_sparse
-    from softshare.hard import hard_step
-    from softshare.hyperpriors import Beta, Dirichlet, Gamma
-    from softshare.prior import Mixture, MixturePrior
-    from softshare.route import Compressed, compress
-    from softshare.target import MaxBytes, MaxError, MaxErrorIncrease, Outcome
+    from softshare.network.batchnorm import reestimate_batch_norm_
+    from softshare.prior.mixture import Mixture
+    from softshare.prior.prior import MixturePrior
+    from softshare.result import Result, measure
+    from softshare.route import compress
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome
     from softshare.task import Task
+    from softshare.train.hard import hard_step
 
 _HOMES = {
-    "softshare.batchnorm": ("reestimate_batch_norm_",),
     "softshare.codec": ("inspect", "load", "load_into_"),
-    "softshare.route": ("Compressed", "compress"),
-    "softshare.config": ("CompressConfig", "EncodeConfig", "MergeConfig", "PriorConfig", "RetrainConfig", "Rule"),
-    "softshare.datafree": ("FittedWeights", "compress_weights"),
+    "softshare.compressed": ("Compressed", "quantize_prior"),
+    "softshare.config": (
+        "Beta",
+        "CompressConfig",
+        "Dirichlet",
+        "EncodeConfig",
+        "Gamma",
+        "MergeConfig",
+        "PriorConfig",
+        "RetrainConfig",
+        "Rule",
+    ),
+    "softshare.datafree.compress_weights": ("FittedWeights", "compress_weights"),
     "softshare.errors": ("SoftShareError",),
-    "softshare.evaluate": ("Result", "measure"),
     "softshare.export": ("export_onnx", "load_sparse"),
-    "softshare.hard": ("hard_step",),
-    "softshare.hyperpriors": ("Beta", "Dirichlet", "Gamma"),
-    "softshare.prior": ("Mixture", "MixturePrior"),
-    "softshare.target": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome"),
+    "softshare.network.batchnorm": ("reestimate_batch_norm_",),
+    "softshare.prior.mixture": ("Mixture",),
+    "softshare.prior.prior": ("MixturePrior",),
+    "softshare.result": ("Result", "measure"),
+    "softshare.route": ("compress",),
+    "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome"),
     "softshare.task": ("Task",),
+    "softshare.train.hard": ("hard_step",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from softshare._util.files import read_bytes, write_atomic
 from softshare.codec import MAX_BYTES, decode
 from softshare.errors import ConfigError, ModelError, NotAvailableError
-from softshare.files import read_bytes, write_atomic
-from softshare.quantize import QuantizedTensor
+from softshare.quantization.quantized import QuantizedTensor
 
 TOLERANCE = 1e-4  # of an output, relative to the largest: other orders of float sums are far below it
 _ONNX = ("onnx", "onnxscript", "onnxruntime")

@@ -17,7 +17,7 @@ class Task:
 
     `evaluate` is called during training and for model selection, so it should read held-out training data. `test`, if
     given, is called only for the final figures; without it `evaluate` serves for those too. `outputs` is what a
-    teacher is compared by (`softshare.distill`); nothing else asks for it.
+    teacher is compared by (`softshare.train.distill`); nothing else asks for it.
     """
 
     model: nn.Module  # pre-trained

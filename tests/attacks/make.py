@@ -78,17 +78,17 @@ ONE_GAP = "00000 001 1 0"  # gaps: symbol 0 alone, once
 ATTACKS: dict[str, Attack] = {
     # Prefix, flags, checksum
     "magic": Attack(seal(head(magic=b"\x89sws") + b"\0\0\0"), "another magic", PREFIX),
-    "version-0": Attack(seal(head(version=0) + b"\0\0\0"), "a version that never was", PREFIX),
-    "version-2": Attack(seal(head(version=2) + b"\0\0\0"), "a version to come", PREFIX),
+    "version-0": Attack(seal(head(version=0) + b"\0\0\0"), "a version that was never released", PREFIX),
+    "version-2": Attack(seal(head(version=2) + b"\0\0\0"), "a future version", PREFIX),
     "empty": Attack(b"", "no byte at all", PREFIX),
-    "flags": Attack(seal(head(4 | 2) + b"\0\0\0"), "a flag that nobody knows", HEADER),
+    "flags": Attack(seal(head(4 | 2) + b"\0\0\0"), "an unknown flag", HEADER),
     "checksum": Attack(one(HAN_2X3)[:-4] + b"\0\0\0\0", "a checksum that does not fit", CHECKSUM),
     "garbage-after": Attack(one(HAN_2X3) + b"garbage", "bytes after the checksum", CHECKSUM),
     "garbage-before": Attack(seal(one(HAN_2X3)[:-4] + b"garbage"), "bytes between sections and checksum", HEADER),
     # Numbers
     "varint-not-minimal": Attack(seal(head() + b"\x80\x00\0\0"), "0 in two bytes", HEADER),
     "varint-endless": Attack(seal(head() + b"\xff" * 64), "a number without an end", HEADER),
-    "varint-cut": Attack(seal(head() + b"\xff"), "a number that the file ends in", HEADER),
+    "varint-cut": Attack(seal(head() + b"\xff"), "a number that the end of the file cuts off", HEADER),
     # Counts that nothing pays for
     "count-codebooks": Attack(seal(head() + varint(65_536)), "65,536 codebooks in no byte", HEADER),
     "count-entries": Attack(seal(head() + b"\0" + varint((1 << 63) - 1)), "2^63 - 1 tensors in no byte", HEADER),
@@ -106,7 +106,7 @@ ATTACKS: dict[str, Attack] = {
     "codebook-negative-zero": Attack(one(values=book(-0.0, dtype=F32)), "a -0.0 among the values", "codebook 0"),
     "codebook-unordered": Attack(one(values=book(0.5, -0.25)), "values that fall in magnitude", "codebook 0"),
     "codebook-dtype": Attack(one(values=varint(4 + 3) + bytes(8)), "values of a dtype of 3", "codebook 0"),
-    "codebook-missing": Attack(one(HAN_2X3, kind=shared(F32, 1)), "a codebook that is not there", FIRST),
+    "codebook-missing": Attack(one(HAN_2X3, kind=shared(F32, 1)), "a codebook that does not exist", FIRST),
     "codebook-overflow": Attack(
         one(HAN_2X3, kind=shared(F16), values=book(1.0, 1e6, dtype=F32)), "a value that float16 makes infinite", SECTION
     ),
@@ -121,7 +121,7 @@ ATTACKS: dict[str, Attack] = {
     "shape-beyond": Attack(one(shape=sizes((1 << 40) + 1)), "one weight more than the limit", FIRST),
     "shape-zero-beside-huge": Attack(one(shape=sizes(0, (1 << 63) - 1)), "no weight, beside a size of 2^63 - 1", FIRST),
     "shape-dimensions": Attack(one(shape=sizes(*[1] * 65)), "65 dimensions", FIRST),
-    "shape-vector-of-nothing": Attack(one(shape=VECTOR), "a vector like a tensor that is not there", FIRST),
+    "shape-vector-of-nothing": Attack(one(shape=VECTOR), "a vector like a tensor that does not exist", FIRST),
     "shape-sum": Attack(
         many(plain("a", sizes(1 << 40)), plain("b", sizes(0, 1 << 40))), "twice the limit, each within it", HEADER
     ),
@@ -211,7 +211,7 @@ ATTACKS: dict[str, Attack] = {
     "adaptive-period": Attack(one(b"\x01\x7f\x55\x55", codec=ADAPTIVE), "a period of 127 in a row of 3", SECTION),
     "adaptive-fast": Attack(one(b"\x01\x80\x55\x55", codec=ADAPTIVE), "the fast model for 6 weights", SECTION),
     "adaptive-long": Attack(one(b"\x01\x00" + bytes(200), codec=ADAPTIVE), "200 bytes for 6 weights", SECTION),
-    "adaptive-unknown": Attack(one(b"\x01\xff\x55\x55", codec=ADAPTIVE), "a model that nobody knows", SECTION),
+    "adaptive-unknown": Attack(one(b"\x01\xff\x55\x55", codec=ADAPTIVE), "an unknown model", SECTION),
     # The rest
     "rest-short": Attack(one(bytes(23), kind=rest(F32)), "6 numbers in 23 bytes", SECTION),
     "rest-long": Attack(one(bytes(25), kind=rest(F32)), "6 numbers in 25 bytes", SECTION),
@@ -259,8 +259,10 @@ def readme() -> str:
     rows = [f"| `{stem}.sws` | {a.tries} | {a.section or 'loads, harmless'} |" for stem, a in ATTACKS.items()]
     return (
         "# Attacks\n\n"
-        "Files made by hand to break a reader (docs/format.md), written by `make.py`: `PYTHONPATH=tests python -m "
-        "attacks.make`. `tests/test_attacks.py` reads each under `max_bytes` of 1 MiB.\n\n"
+        "These files are made by hand to break a reader of [the file format](../../docs/format.md). `make.py` writes "
+        "them and\nthis page: `PYTHONPATH=tests python -m attacks.make`. `tests/codec/test_attacks.py` reads each of "
+        "them with a\n`max_bytes` of 1 MiB. The last column names the section of the file in which the reader refuses "
+        "it.\n\n"
         "| file | tries | refused in |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 

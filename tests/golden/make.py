@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from softshare.codec import encode
 from softshare.config import EncodeConfig
-from softshare.quantize import QuantizedTensor, QuantizedWeights, index_dtype
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
 
 FOLDER = Path(__file__).parent
 EXPECTED = FOLDER / "expected.json"

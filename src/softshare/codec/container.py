@@ -22,7 +22,9 @@ from typing import BinaryIO, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softshare.codec import rest, shared
+from softshare._util.files import write_atomic
+from softshare.codec import rest_section as rest
+from softshare.codec import shared_section as shared
 from softshare.codec.header import (
     DTYPES,
     VERSION,
@@ -41,9 +43,8 @@ from softshare.codec.info import FileInfo, TensorInfo
 from softshare.codec.wire import Reader
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
-from softshare.files import write_atomic
-from softshare.quantize import QuantizedTensor, QuantizedWeights
-from softshare.weights import check_fits, layout
+from softshare.network.weights import check_fits, layout
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (format.md 7)
 THREADS_FROM = 1 << 20  # weights; below it threads do not pay

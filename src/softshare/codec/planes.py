@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from softshare.codec.compiled import compiled
-from softshare.codec.logistic import STRETCH
-from softshare.codec.rangecoder import (
+from softshare.codec.adaptive.logistic import STRETCH
+from softshare.codec.adaptive.rangecoder import (
     COUNT_BITS,
     ESTIMATE_BITS,
     INDEX_SHIFT,
@@ -32,6 +31,7 @@ from softshare.codec.rangecoder import (
     start_decoding,
     start_encoding,
 )
+from softshare.codec.compiled_coder import compiled
 from softshare.errors import FormatError
 
 ZEROS, CONSTANT, CODED, RAW = 0, 1, 2, 3  # modes of a plane

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from softshare import quantize
+from softshare.quantization import quantized as quantize
 
 Indices = npt.NDArray[np.integer[Any]]  # of the dtype `index_dtype(n_values)`
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from softshare._util.files import read_bytes, write_atomic
+from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, NotAvailableError
-from softshare.files import read_bytes, write_atomic
-from softshare.integrations.sharing import Sharing, checked
-from softshare.prior import MixturePrior
-from softshare.route import Compressed
+from softshare.integrations.session import Sharing, checked
+from softshare.prior.prior import MixturePrior
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

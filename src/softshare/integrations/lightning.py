@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, NotAvailableError
-from softshare.integrations.sharing import Sharing, checked
-from softshare.prior import MixturePrior
-from softshare.route import Compressed
+from softshare.integrations.session import Sharing, checked
+from softshare.prior.prior import MixturePrior
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer

@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from softshare._util.files import read_bytes, write_atomic
 from softshare.errors import FormatError
-from softshare.files import read_bytes, write_atomic
-from softshare.prior import Mixture, MixturePrior
-from softshare.retrain import EpochRecord, Hook
-from softshare.weights import WeightView
+from softshare.network.weights import WeightView
+from softshare.prior.mixture import Mixture
+from softshare.prior.prior import MixturePrior
+from softshare.train.hooks import EpochRecord, Hook
 
 Array = npt.NDArray[Any]
 MOST_FRAMES = 60  # of a longer run, every second or third epoch, and the last

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from softshare.errors import ConfigError
-from softshare.report.figures import draw_svgs
+from softshare.report.figures.catalogue import draw_svgs
 from softshare.report.page import IN_PAGE, render_page
 from softshare.report.run import Run
 from softshare.report.style import require_matplotlib
-from softshare.retrain import EpochRecord, Hook
+from softshare.train.hooks import EpochRecord, Hook
 
 HOST = "127.0.0.1"
 _TIMEOUT = 10  # seconds after which a client that says nothing is let go

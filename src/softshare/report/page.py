@@ -9,11 +9,11 @@ from importlib import resources
 from typing import Any
 
 from softshare.codec.info import FileInfo
-from softshare.evaluate import Result
-from softshare.report.figures import FIGURES, Plot
-from softshare.report.film import film_data, film_for_page
+from softshare.report.figures.catalogue import FIGURES, Plot
+from softshare.report.figures.film import film_data, film_for_page
 from softshare.report.run import Run
 from softshare.report.style import for_page
+from softshare.result import Result
 
 IN_PAGE = tuple(plot for plot in FIGURES if plot.name != "film")  # for which it has a slider
 

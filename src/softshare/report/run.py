@@ -10,15 +10,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from softshare.checkpoint import SafetensorsFile
+from softshare._util.files import read_bytes
+from softshare._util.run_folder import FRAMES, HISTORY, MODEL, RESULT
 from softshare.codec import inspect
 from softshare.codec.info import FileInfo
 from softshare.config import MergeConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError
-from softshare.evaluate import Result
-from softshare.files import read_bytes
+from softshare.network.checkpoint import SafetensorsFile
 from softshare.report.frames import Frames
-from softshare.runs import FRAMES, HISTORY, MODEL, RESULT
+from softshare.result import Result
 
 
 @dataclass(frozen=True, eq=False)

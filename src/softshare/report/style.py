@@ -138,3 +138,7 @@ def padded(low: float, high: float) -> tuple[float, float]:
 def shorten(name: str, most: int = 28) -> str:
     """The end of a name, which tells tensors apart."""
     return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None

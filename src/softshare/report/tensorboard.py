@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from softshare.errors import NotAvailableError
-from softshare.retrain import EpochRecord, Hook
+from softshare.train.hooks import EpochRecord, Hook
 
 
 class TensorBoardLog(Hook):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from softshare.files import make_folder, write_atomic
-from softshare.report.figures import FIGURES, draw
+from softshare._util.files import make_folder, write_atomic
+from softshare._util.run_folder import PAGE
+from softshare.report.figures.catalogue import FIGURES, draw
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
-from softshare.runs import PAGE
 
 PICTURES = "figures"
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.config import CompressConfig, RetrainConfig, option
+from softshare._util.schema import require, require_types
+from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
-from softshare.fields import require, require_types
-from softshare.retrain import EpochRecord, Hook, retrain_
 from softshare.task import Task
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.retrain import retrain_
 from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist
 from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
 
@@ -35,12 +36,9 @@ class PaperRow:
 class TaskConfig:
     """What may be changed in the training of an experiment. Evaluating neither augments nor smooths."""
 
-    augment: bool = option(
-        False,
-        "Augment the training images where the paper does not, MNIST's, by shifts of up to 2 pixels. CIFAR-10's always "
-        "are, as in the paper: mirrored, and shifted by up to 4.",
-    )
-    label_smoothing: float = option(0.0, "Share of each label that is spread over all classes, in training only.")
+    # The paper augments CIFAR-10 only (mirrored, shifted by up to 4 pixels), and there this changes nothing.
+    augment: bool = False  # shift MNIST's images by up to 2 pixels
+    label_smoothing: float = 0.0  # share of each label that is spread over all classes
 
     def __post_init__(self) -> None:
         require_types(self)

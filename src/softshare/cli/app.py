@@ -1,0 +1,84 @@
+"""The command line: the list of commands. Each imports what it needs when it is called.
+
+Every error that a user can cause ends with a message and exit status 2.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import softshare
+from softshare.cli.checkpoints import quantize
+from softshare.cli.options import with_config_options, with_file_options
+from softshare.cli.reading import decompress, evaluate, export, inspect
+from softshare.cli.records import report, reproduce, results, verify
+from softshare.cli.searching import tune
+from softshare.cli.settings import config
+from softshare.cli.start import init
+from softshare.cli.training import compress, demo, pretrain
+from softshare.errors import SoftShareError
+
+app = typer.Typer(
+    name="softshare",
+    help="Make a trained PyTorch network many times smaller: retrain it under a learned mixture prior over its "
+    "weights, merge, quantize and write a file that loads back into a network just as accurate.",
+    epilog="Start with: softshare demo",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+COMMANDS: list[Callable[..., None]] = [  # in the order of --help
+    demo,
+    init,
+    with_config_options(compress),
+    with_file_options(quantize),
+    with_config_options(tune),
+    config,
+    pretrain,
+    inspect,
+    decompress,
+    evaluate,
+    export,
+    report,
+    verify,
+    reproduce,
+    results,
+]
+for command in COMMANDS:
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"softshare {softshare.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
+    try:
+        app(args=list(argv) if argv is not None else None)
+    except SoftShareError as error:
+        Console(stderr=True).print(f"softshare: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0

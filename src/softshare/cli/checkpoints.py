@@ -1,0 +1,75 @@
+"""The command `softshare quantize`: a checkpoint alone, without data."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from softshare.cli.task_options import OverwriteOption
+from softshare.config import EncodeConfig
+from softshare.errors import ConfigError
+
+
+def quantize(
+    checkpoint: Annotated[Path, typer.Argument(help="A safetensors file.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The file to write. Default: the checkpoint's name with .sws."),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", help="At most this many bits a weight, counting the whole file."),
+    ] = None,
+    weight_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            help="At most this error of each tensor's weights, relative to their root mean square. Default: 0.05, if "
+            "--bits is not given.",
+        ),
+    ] = None,
+    overwrite: OverwriteOption = False,
+    *,
+    overrides: dict[str, Any],
+) -> None:
+    """Compress a checkpoint without data: a mixture is fitted to the weights of each tensor, and nothing is trained.
+
+    Expect larger files than from `softshare compress` at the same accuracy. Measure the network before you ship it.
+    """
+    from rich.console import Console
+
+    from softshare._util.files import require_writable
+    from softshare._util.run_folder import made_folder
+    from softshare.cli import tables
+    from softshare.codec import inspect as inspect_file
+    from softshare.datafree.compress_weights import ERROR, compress_weights
+
+    out = Console(markup=False)
+    file = file or checkpoint.with_suffix(".sws")
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; expected by --out the name of a file")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists already; give --overwrite or another --out")
+    start = time.perf_counter()
+    rules = overrides.pop("rules", ())
+    with made_folder(file.parent):
+        require_writable(file.parent)
+        fitted = compress_weights(
+            checkpoint, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
+        )
+        fitted.save(file)
+    out.print(tables.file_table(inspect_file(file), str(file)))
+    worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+    total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    if bits is None and weight_error is None:
+        out.print(f"An error of up to {100 * ERROR:g}% was allowed, the default; --bits or --weight-error change that.")
+    out.print(
+        f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
+        f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,198 @@
+"""A run of the command line: a task compressed into a folder, and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from softshare._util.files import read_bytes
+from softshare._util.run_folder import (
+    FRAMES,
+    HISTORY,
+    LAST_GOOD,
+    MODEL,
+    PRETRAINED,
+    RESULT,
+    RETRAINED,
+    UNFINISHED,
+    earlier_files,
+    output_folder,
+)
+from softshare.cli import tables
+from softshare.cli.task_options import TaskOptions, find_device, load_task
+from softshare.codec import inspect as inspect_file
+from softshare.config import CompressConfig, RetrainConfig
+from softshare.errors import ConfigError, DivergedError
+from softshare.network.checkpoint import load_checkpoint, save_checkpoint
+from softshare.network.weights import WeightView, load_state_
+from softshare.prior.prior import MixturePrior
+from softshare.report.figures.filters import kept_filters
+from softshare.report.frames import FrameLog
+from softshare.report.live import LivePage
+from softshare.report.tensorboard import TensorBoardLog
+from softshare.result import measure
+from softshare.route import compress as compress_task
+from softshare.target.budget import check_size, check_target
+from softshare.target.limits import MaxBytes, Target
+from softshare.task import Task
+from softshare.train.hooks import Hook
+from softshare.train.progress import CsvLog, ProgressBar
+from softshare.train.retrain import length_of
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
+
+USUAL_STEPS = 6_000  # of the default 30 epochs on MNIST, about
+out = Console(markup=False)
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Further ways to follow a run."""
+
+    live: bool = False
+    live_port: int = 0
+    tensorboard: Path | None = None
+
+    @contextlib.contextmanager
+    def hooks(self, folder: Path) -> Iterator[list[Hook]]:
+        """To be listed after those that write to the folder."""
+        found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
+        with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
+            if page:
+                out.print(f"live: {page.address}", highlight=False)
+                found.append(page)
+            yield found
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is started and followed, beside its settings."""
+
+    method: str = "softshare"
+    weights: Path | None = None
+    overwrite: bool = False
+    device: str = "auto"
+    task: TaskOptions = field(default_factory=TaskOptions)
+    watching: Watching = field(default_factory=Watching)
+    target: Target | None = None
+    pretrained: Any = None  # how the network of a run that is repeated was pre-trained, as its result records it
+
+
+def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOptions) -> None:
+    """Pre-train if needed, compress, measure, leave everything in the folder and show it."""
+    start = time.perf_counter()
+    seed, target, weights, overwrite = config.seed, options.target, options.weights, options.overwrite
+    task = load_task(spec, options.device, seed, options.task)
+    pretrains = spec in EXPERIMENTS and not weights and not options.task.from_scratch
+    if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
+        weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
+    made_of = _pretraining(spec, weights, options.task, seed)
+    _require_the_same(made_of.get("pretrain"), options.pretrained)
+    if weights:
+        load_state_(task.model, load_checkpoint(weights), str(weights))
+        out.print(f"pre-trained weights: {weights}", highlight=False)
+    recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
+    WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
+    if target is not None:
+        check_target(target, config)
+        if isinstance(target, MaxBytes):
+            check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
+    with (
+        options.watching.hooks(folder / UNFINISHED) as watchers,
+        output_folder(folder, overwrite) as unfinished,
+    ):
+        if pretrains and not weights:
+            pretrain_into(task, spec, unfinished, seed)
+        else:
+            save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
+        film = FrameLog(unfinished / FRAMES)
+        try:
+            hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
+            compressed = compress_task(task, config, hooks, target=target)
+        except DivergedError as error:
+            save_checkpoint(unfinished / LAST_GOOD, error.state)
+            raise
+        film.finish(compressed.mixtures, kept_filters(task.model, compressed))
+        save_checkpoint(unfinished / RETRAINED, compressed.retrained)
+        compressed.save(unfinished / MODEL)
+        fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
+        result = measure(task, compressed, config, method=options.method, model=fresh)
+        result = dataclasses.replace(result, config={**result.config, **recorded})
+        result.save(unfinished / RESULT)
+    out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
+    for message in compressed.messages:
+        out.print(message, highlight=False)
+    out.print(tables.account_table(result))
+    out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
+    out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    if compressed.outcome:
+        out.print(str(compressed.outcome), highlight=False)
+        if not compressed.outcome.met:
+            raise typer.Exit(1)
+        return
+    soft = compressed.history[-1].validation_error
+    if result.error_after > result.error_before + 1:
+        was_soft = config.retrain.hard_from >= 1
+        by_quantizing = was_soft and result.error_after - soft > soft - result.error_before
+        out.print(
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; at the end of retraining it "
+            f"was {soft:.2f}% on validation data. "
+            + (
+                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which "
+                "trains on quantized weights, more --components or more --epochs."
+                if by_quantizing
+                else "Try a smaller --tau, --zeroing or --width, more --epochs or another --lr-weights."
+            )
+            + _few_steps((length_of(task.train) or 0) * config.retrain.epochs),
+            highlight=False,
+        )
+
+
+def _few_steps(n: int) -> str:
+    """Of the run; 0: not known."""
+    if not 0 < n < USUAL_STEPS / 2:
+        return ""
+    return f" The run had {n:,} steps, where the defaults were made for {USUAL_STEPS:,}: more --epochs come first."
+
+
+def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
+    pretrain_(task, _schedule(name, seed), [ProgressBar("pre-train")])
+    save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+
+
+def _schedule(name: str, seed: int) -> RetrainConfig:
+    return dataclasses.replace(get_experiment(name).pretrain, seed=seed)
+
+
+def _pretraining(spec: str, weights: Path | None, options: TaskOptions, seed: int) -> dict[str, Any]:
+    """What a result says of it; nothing where a user's network is taken as it comes."""
+    if weights:
+        return {"pretrain": {"weights": weights.name, "sha256": hashlib.sha256(read_bytes(weights)).hexdigest()}}
+    if spec not in EXPERIMENTS:
+        return {}
+    return {"pretrain": None if options.from_scratch else pretraining_settings(_schedule(spec, seed))}
+
+
+def _require_the_same(pretraining: Any, recorded: Any) -> None:
+    """A run that is repeated starts from the same network, or says why it cannot."""
+    if recorded is None or pretraining == recorded or not isinstance(recorded, dict):
+        return
+    if "sha256" not in recorded:
+        raise ConfigError(
+            "the run to repeat was pre-trained with settings that `softshare compress` does not use; a kept result is "
+            "repeated by: softshare reproduce"
+        )
+    if isinstance(pretraining, dict) and pretraining.get("sha256") == recorded["sha256"]:
+        return  # under another name
+    raise ConfigError(
+        f"the run to repeat started from {recorded.get('weights')} (SHA-256 {str(recorded['sha256'])[:16]}...); give "
+        "that file by --weights"
+    )

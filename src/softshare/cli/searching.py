@@ -1,0 +1,122 @@
+"""The command `softshare tune`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from softshare import zoo
+from softshare.cli.settings import ConfigOption, read_settings
+from softshare.cli.task_options import (
+    NETWORK,
+    AugmentOption,
+    DataOption,
+    DeviceOption,
+    SmoothingOption,
+    TaskArgument,
+    TaskOptions,
+    load_task,
+)
+from softshare.config import CompressConfig
+
+SAMPLERS = Literal["gp", "tpe", "nsga2"]
+
+
+def tune(
+    task: TaskArgument,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Study folder (default: runs/tune-NAME). An existing study is resumed."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Total number of finished trials, across processes and restarts.")] = 40,
+    *,
+    overrides: dict[str, Any],
+    config: ConfigOption = None,
+    sampler: Annotated[
+        SAMPLERS, typer.Option(help="What proposes trials: a Gaussian process ('gp'), 'tpe' or 'nsga2'.")
+    ] = "gp",
+    error_bound: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Prune a trial whose validation error is above this. Default: 5 points more than before.",
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Any Optuna storage address. Default: the file study.db in the folder."),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the study in its storage. Default: the task's.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=NETWORK,
+            help="Pre-trained weights (safetensors). Without them, an experiment pre-trains once, at the start.",
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    data: DataOption = None,
+    augment: AugmentOption = None,
+    label_smoothing: SmoothingOption = None,
+) -> None:
+    """Search the settings for small files at low errors, by Optuna; the test set is read for the front's points only.
+
+    Every setting that has a range (docs/tuning.md) is searched, except those that you set here. `--config paper`
+    searches the paper's method and its hyper-parameters. The folder holds a file and a result for each trial, copies
+    of the front's with their test errors, summary.csv, front.png and settings.png. Run the same command again to resume
+    a study, or several times at once to share it.
+    """
+    from rich.console import Console
+
+    from softshare.cli import tables
+    from softshare.paper.published import published_points
+    from softshare.report.style import can_draw
+    from softshare.train.progress import ProgressBar
+    from softshare.tune.search import Job, StudyConfig
+    from softshare.tune.search import tune as run_study
+    from softshare.tune.study_folder import FRONT, SUMMARY
+    from softshare.tune.trials import front
+    from softshare.zoo.experiments import EXPERIMENTS, make_task, pretrain_
+
+    experiment, settings = EXPERIMENTS.get(task), read_settings(config)
+    full = settings.applied(experiment.compress if experiment else CompressConfig(), overrides)
+    if settings.is_paper and experiment and label_smoothing is None:
+        label_smoothing = 0.0  # as in the paper
+    options = TaskOptions(data, augment, label_smoothing)
+    name = task if task in zoo.NAMES else Path(task.rpartition(":")[0]).stem
+    job = Job(
+        task=load_task(task, device, full.seed, options),
+        config=full,
+        folder=folder or Path("runs") / f"tune-{name}",
+        held=[*settings.some, *overrides],
+        method=settings.method,
+        weights=weights,
+        others=published_points,
+    )
+    if experiment:
+        schedule = dataclasses.replace(experiment.pretrain, seed=full.seed)
+        job = dataclasses.replace(
+            job,
+            recorded=options.changes(task),
+            pretrain_=lambda task: pretrain_(task, schedule, [ProgressBar("pre-train")]),
+            judge=make_task(task, "cpu", data=data),  # there `softshare verify` measures
+        )
+    log = Console(stderr=True)
+    rows = run_study(
+        job,
+        StudyConfig(trials, sampler, error_bound, storage, study),
+        hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
+        say=lambda text: log.print(text, markup=False, highlight=False, soft_wrap=True),
+    )
+    out = Console(markup=False, highlight=False, soft_wrap=True)
+    out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
+    out.print(f"{sum(row.state == 'pruned' for row in rows)} were pruned; all are in {job.folder / SUMMARY}.")
+    if not front(rows):
+        out.print("None is within the bound: raise --error-bound, hold a smaller --width or --tau, or more --epochs.")
+    if not can_draw():
+        out.print("No figure was drawn: that needs matplotlib (pip install 'softshare[report]').")

@@ -1,0 +1,141 @@
+"""What the command line shows, as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from softshare.codec import FileInfo
+    from softshare.paper.verify import Check
+    from softshare.result import Result
+    from softshare.tune.trials import Row
+    from softshare.zoo.experiments import PaperRow
+
+
+def _table(title: str, *columns: str) -> Table:
+    # As Text, here and for names below: rich would take "[x]" in a string for markup and not show it.
+    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
+    for i, column in enumerate(columns):
+        whole = column in ("components", "bits", "bytes", "share")  # folded, a figure would be read as another
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
+    return table
+
+
+def file_table(info: FileInfo, title: str) -> Table:
+    """One row per tensor: bits are per weight; the overhead is the header, the codebooks and the checksum."""
+    columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
+    table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
+
+    def n_bytes(n: int) -> tuple[str, str]:
+        return f"{n:,}", f"{100 * n / info.file_bytes:.1f}%"
+
+    for k, t in enumerate(info.tensors):
+        name = Text(_printable(t.name) if t.name is not None else f"#{k}")
+        shape = "?" if t.shape is None else "x".join(str(n) for n in t.shape) or "scalar"
+        components = str(t.n_components) if t.kind == "shared" else "kept"
+        bits = "-" if t.bits_per_weight is None else f"{t.bits_per_weight:.3f}"
+        table.add_row(name, shape, _share(t.n_nonzero, t.n), components, bits, *n_bytes(t.n_bytes))
+    table.add_row("overhead", "", "", "", "", *n_bytes(info.overhead_bytes), end_section=True)
+    n = sum(t.n or 0 for t in info.tensors)
+    bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
+    shared = [t for t in info.tensors if t.kind == "shared"]
+    nonzero = _share(sum(t.n_nonzero or 0 for t in shared), sum(t.n or 0 for t in shared))
+    table.add_row("file", f"{n:,}" if n else "?", nonzero, "", bits, f"{info.file_bytes:,}", "")
+    return table
+
+
+def _printable(name: str) -> str:
+    """A file's names may hold marks that turn the text around; they are shown, not obeyed."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    if part is None:
+        return "-"
+    return f"{part:,} ({100 * part / whole:.1f}%)" if whole else f"{part:,}"
+
+
+def account_table(result: Result) -> Table:
+    """The description length, estimated and measured, side by side."""
+    table = _table("Description length", "", "bytes", "ratio")
+
+    def row(label: str, n_bytes: float) -> None:
+        table.add_row(label, f"{n_bytes:,.0f}", f"{4 * result.n_weights / n_bytes:.1f}" if n_bytes else "-")
+
+    row("float32", 4 * result.n_weights)
+    if result.complexity_bytes is not None:
+        row("complexity cost, by the mixture", result.complexity_bytes)
+    row("order-0 entropy of the indices", result.entropy_bytes)
+    row("Han's format, the whole file", result.han_bytes)
+    row("the file, measured", result.file_bytes)
+    table.add_row("error cost on the training set", f"{result.error_bits / 8:,.0f}", "")
+    return table
+
+
+def result_table(result: Result, paper: PaperRow | None) -> Table:
+    """The result beside the paper's row."""
+    table = _table(f"{result.experiment} on {result.dataset}", "", "error %", "non-zero %", "bytes", "ratio")
+    if paper:
+        errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
+        n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
+        table.add_row("the paper (estimated)", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
+    errors = f"{result.error_before:.2f} -> {result.error_after:.2f}"
+    density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
+    table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
+    return table
+
+
+def reproduced_table(results: Iterable[Result], title: str) -> Table:
+    """One row per kept pair."""
+    table = _table(title, "method", "seed", "bytes", "ratio", "test error %")
+    for r in results:
+        errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
+        table.add_row(Text(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
+    return table
+
+
+def front_table(rows: Iterable[Row], title: str) -> Table:
+    """One row per point of a study's front; a test error that could not be measured here is a dash."""
+    table = _table(title, "trial", "validation error %", "test error %", "bytes", "ratio")
+    for row in rows:
+        validation, test = (
+            "-" if after is None else f"{before:.2f} -> {after:.2f}"
+            for before, after in (
+                (row.validation_error_before, row.validation_error),
+                (row.test_error_before, row.test_error),
+            )
+        )
+        table.add_row(str(row.trial), validation, test, f"{row.file_bytes:,}", f"{row.ratio:.1f}")
+    return table
+
+
+def check_table(checks: Iterable[Check], title: str) -> Table:
+    """One row per file: what was found, and whether it is what the result beside it says; below, why some was not."""
+    checks = list(checks)
+    reasons = dict.fromkeys(text for check in checks for text in check.not_checked)
+    caption = Text("\n".join(f"not checked: {text}" for text in reasons)) if reasons else None
+    table = Table(
+        caption=caption,
+        caption_justify="left",
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+    )
+    table.add_column("file", overflow="fold", ratio=2)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("error %", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", ratio=3)
+    for check in checks:
+        verdict = "; ".join(check.differences) or "ok"
+        verdict += "".join(f"; {text.partition(':')[0]} not checked" for text in check.not_checked)
+        n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
+        error = "-" if check.error is None else f"{check.error:.2f}"
+        table.add_row(
+            Text(_printable(check.path)), n_bytes, error, Text(_printable(verdict), style="" if check.ok else "red")
+        )
+    return table

@@ -1,0 +1,127 @@
+"""The fast model of a large sparse tensor: one context a weight, from the densities of its row and column.
+
+docs/format.md 8.6 says it in full; nothing here may change without a new version of the format.
+Two to three times as fast as the full model (benchmarks/README.md), for some per cent more bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from softshare.codec.adaptive.full import (
+    LEVELS,
+    START,
+    VALUE_CONTEXTS,
+    VALUE_GIVEN,
+    code_value,
+    density_level,
+    tree_depth,
+    value_tables,
+)
+from softshare.codec.adaptive.logistic import PROBABILITY_BITS, STRETCH
+from softshare.codec.adaptive.rangecoder import (
+    COUNT_BITS,
+    ESTIMATE_BITS,
+    FLOOR,
+    RANGE_BYTES,
+    ROOM,
+    Bytes,
+    Coder,
+    Ints,
+    code_bit,
+    grown,
+    next_state,
+)
+from softshare.codec.compiled_coder import compiled
+from softshare.codec.symbols import Indices
+
+EVERY = 16  # rows (columns) between two looks at a column's (row's) level, but for the non-zeros of its own
+
+
+@compiled
+def _level(count: int, seen: int, density: int, origin: int) -> int:
+    """Of a row or column with so many non-zeros among those seen; the tensor's density counts as 4 weights."""
+    return density_level(((count << 16) + 4 * density) // (seen + 4), origin)
+
+
+@compiled
+def code_fast(
+    indices: Indices,  # (rows, cols) to encode, or zeros that decoding fills
+    n_values: int,  # size of the codebook
+    n_nonzero: int,
+    mask_states: Ints,  # (4 * LEVELS * LEVELS,)
+    value_states: Ints,
+    value_weights: Ints,
+    counts: npt.NDArray[np.int32],  # (cols,) zeros: non-zeros of each column
+    levels: npt.NDArray[np.int8],  # (cols,) scratch: 4 * level of each column
+    coder: Coder,
+    decoding: bool,
+    data: Bytes,
+) -> tuple[Bytes, Coder]:
+    """Every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
+    rows, cols = indices.shape
+    depth = tree_depth(n_values)
+    density = (n_nonzero << 16) // (rows * cols)
+    origin = int(STRETCH[min(65535, density)])
+    inputs = np.zeros(VALUE_GIVEN + VALUE_CONTEXTS, np.int64)
+    contexts, slots = np.zeros(VALUE_CONTEXTS, np.int64), np.zeros(VALUE_CONTEXTS, np.int64)
+    limit = len(data) + RANGE_BYTES if decoding else len(data) - ROOM
+    left, n_left = n_nonzero, rows * cols
+    for i in range(rows):
+        if i < EVERY or i % EVERY == 0:
+            for j in range(cols):
+                levels[j] = 4 * _level(int(counts[j]), i, density, origin)
+        in_row, recent, row_slot, last = 0, 0, 0, 0
+        for j in range(cols):
+            if coder[2] > limit:
+                if decoding:
+                    return data, coder
+                data = grown(data)
+                limit = len(data) - ROOM
+            if j % EVERY == 0:
+                row_slot = 4 * LEVELS * _level(in_row, j, density, origin)
+            nonzero = 1
+            if left < n_left:
+                slot = row_slot + int(levels[j]) + recent
+                state = mask_states[slot]
+                nonzero, coder = code_bit(
+                    1 if indices[i, j] != 0 else 0, state >> (COUNT_BITS + ESTIMATE_BITS - PROBABILITY_BITS),
+                    coder, decoding, data,
+                )  # fmt: skip
+                mask_states[slot] = next_state(state, nonzero)
+            n_left -= 1
+            recent = (2 * recent + nonzero) & 3
+            if nonzero == 0:
+                continue
+            contexts[1] = last
+            contexts[3] = min(15, int(indices[i, j - 1])) if j > 0 else 0
+            contexts[4] = j
+            contexts[5] = levels[j] >> 2
+            last, coder = code_value(
+                int(indices[i, j]), n_values, depth, contexts, slots, value_states, value_weights, inputs,
+                coder, decoding, data,
+            )  # fmt: skip
+            if decoding:
+                indices[i, j] = last
+            left -= 1
+            if left == 0:
+                return data, coder
+            in_row += 1
+            row_slot = 4 * LEVELS * _level(in_row, j + 1, density, origin)
+            counts[j] += 1
+            levels[j] = 4 * _level(int(counts[j]), i + 1, density, origin)
+    return data, coder
+
+
+def run_fast(
+    indices: Indices, n_values: int, n_nonzero: int, coder: Coder, decoding: bool, data: Bytes
+) -> tuple[Bytes, Coder]:
+    """`code_fast` from the start of every table."""
+    cols = indices.shape[1]
+    initial = min((1 << ESTIMATE_BITS) - FLOOR, max(FLOOR, (n_nonzero << ESTIMATE_BITS) // indices.size))
+    mask_states = np.full(4 * LEVELS * LEVELS, (initial << COUNT_BITS) | START, np.int64)
+    return code_fast(
+        indices, n_values, n_nonzero, mask_states, *value_tables(cols, n_values), np.zeros(cols, np.int32),
+        np.zeros(cols, np.int8), coder, decoding, data,
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""One shared tensor as bytes by an adaptive binary range coder whose model says where the non-zeros are.
+
+Each weight is one binary decision, zero or not, and each non-zero its codebook index, bit by bit. The models learn as
+they go, from the same start in coder and decoder, so nothing but the decisions is transmitted. All is done in integers:
+the same functions run compiled where numba is installed and as plain Python where it is not, with the same bytes.
+
+The first byte says how: below 128, the period of the full model; 128, the fast model. The code follows (docs/format.md
+8.3).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from softshare.codec.adaptive.fast import run_fast
+from softshare.codec.adaptive.full import run_full
+from softshare.codec.adaptive.rangecoder import check_end, finish, start_decoding, start_encoding
+from softshare.codec.symbols import MAX_CODEBOOK_VALUES, Indices, index_dtype, matrix_shape
+from softshare.errors import FormatError
+
+FAST_ABOVE = 1 << 20  # weights: larger tensors take the fast model
+FAST = 128  # the first byte of the fast model
+LONGEST_PERIOD = 127  # the first bytes of the full model are 0 and 2 to 127
+MOST_TRIALS = 4  # periods that the encoder tries
+TRIED = 1 << 17  # weights that it tries them on, the first rows; the choice is no part of the format
+SAMPLE = 1 << 14  # non-zeros that it looks at to find them
+FIRST_BUFFER = 1 << 12  # bytes, doubled as needed
+
+
+def encode_tensor(
+    indices: Indices,  # (numel,) contiguous, of `index_dtype` or wider
+    shape: tuple[int, ...],
+    n_values: int,  # size of the codebook, zero included
+    n_nonzero: int,  # at least 1
+) -> bytes:
+    """The fast model for large tensors; else the full model with the best of the likely periods."""
+    matrix = np.require(indices.reshape(matrix_shape(shape)), requirements=["C", "W"])  # as decoding has it
+    if matrix.size > FAST_ABOVE:
+        data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
+        return bytes([FAST]) + finish(coder, data)
+    periods, rows = _periods(matrix, shape), matrix[: max(1, TRIED // matrix.shape[1])]
+    n_tried = int(np.count_nonzero(rows))
+    if len(rows) < len(matrix) and n_tried:
+        periods = [min(periods, key=lambda period: len(_encode_full(rows, period, n_values, n_tried)))]
+    return min((_encode_full(matrix, period, n_values, n_nonzero) for period in periods), key=len)
+
+
+def decode_tensor(
+    data: bytes | memoryview,
+    shape: tuple[int, ...],
+    n_values: int,
+    n_nonzero: int,
+) -> Indices:  # (numel,) of `index_dtype`
+    rows, cols = matrix_shape(shape)
+    if not 1 <= n_nonzero <= rows * cols:
+        raise FormatError(f"expected 1 to {rows * cols} non-zeros in shape {shape}, got {n_nonzero}")
+    if not 2 <= n_values <= MAX_CODEBOOK_VALUES:
+        raise FormatError(f"expected a codebook of 2 to {MAX_CODEBOOK_VALUES} values, got {n_values}")
+    if not len(data):
+        raise FormatError("expected a first byte that names the model, got no data")
+    code = np.frombuffer(data, np.uint8)[1:].copy()
+    coder = start_decoding(code)
+    indices: Indices
+    if rows * cols > FAST_ABOVE:
+        if data[0] != FAST:
+            raise FormatError(f"expected a first byte of {FAST} for {rows * cols} weights, got {data[0]}")
+        indices = np.zeros((rows, cols), index_dtype(n_values))
+        _, coder = run_fast(indices, n_values, n_nonzero, coder, True, code)
+    else:
+        if data[0] and not 2 <= data[0] <= min(LONGEST_PERIOD, cols - 1):
+            raise FormatError(f"expected a period of 0 or 2 to {min(LONGEST_PERIOD, cols - 1)}, got {data[0]}")
+        indices = np.zeros((rows, cols), index_dtype(n_values))
+        _, coder = run_full(indices, data[0], n_values, n_nonzero, coder, True, code)
+    check_end(coder, code)
+    return indices.reshape(-1)
+
+
+def _encode_full(matrix: Indices, period: int, n_values: int, n_nonzero: int) -> bytes:
+    buffer = np.zeros(FIRST_BUFFER, np.uint8)
+    data, coder = run_full(matrix, period, n_values, n_nonzero, start_encoding(), False, buffer)
+    return bytes([period]) + finish(coder, data)
+
+
+def _periods(
+    matrix: Indices,  # (rows, cols)
+    shape: tuple[int, ...],
+) -> list[int]:
+    """0, a kernel's line and its taps, the side of a square row, and the lag at which non-zeros meet most often.
+
+    The square of that lag too: a layer on 4 x 4 maps has lines of 4 and maps of 16.
+    """
+    longest = min(LONGEST_PERIOD, matrix.shape[1] - 1)
+    likely = [0, *(math.prod(shape[k:]) for k in range(len(shape) - 1, 1, -1))]
+    if len(shape) == 2 and longest >= 4:
+        side = math.isqrt(matrix.shape[1])
+        likely += [side] if side * side == matrix.shape[1] else []
+        flat = matrix.reshape(-1)
+        at = np.flatnonzero(flat)
+        at = at[longest <= at][:: max(1, len(at) // SAMPLE)]
+        lag = max(range(4, longest + 1), key=lambda lag: np.count_nonzero(flat[at - lag]))
+        likely += [lag, lag * lag]
+    return [p for p in dict.fromkeys(likely) if p == 0 or 2 <= p <= longest][:MOST_TRIALS]

@@ -1,9 +1,0 @@
-"""`@compiled`: the coders' functions, by numba or in plain Python, with the same result."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-from softshare.compiled import compiler
-
-compiled = compiler(Path(__file__).parent, ("logistic", "rangecoder", "model", "fast", "planes"))

@@ -1,0 +1,11 @@
+"""`@compiled`: the coders' functions, by numba or in plain Python, with the same result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from softshare._util.compiled import compiler
+
+compiled = compiler(
+    Path(__file__).parent, ("adaptive/logistic", "adaptive/rangecoder", "adaptive/full", "adaptive/fast", "planes")
+)

@@ -1,0 +1,86 @@
+"""Compressed: a network on its way into a file, and the two steps that end there, quantizing and simplifying."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from softshare.codec import decode, encode, save
+from softshare.codec.shared_section import rounded_codebook
+from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.prior.mixture import Mixture
+from softshare.prior.prior import MixturePrior
+from softshare.quantization.assignment import quantize
+from softshare.quantization.merge import merge_groups, spread
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.symmetries import simplify, units_in_place
+from softshare.target.limits import Outcome
+from softshare.train.hooks import EpochRecord
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """A network on its way into a file, with what led there."""
+
+    quantized: QuantizedWeights
+    mixtures: Mapping[str, Mixture] = field(repr=False)  # merged; of each shared tensor, if any; its means as coded
+    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing; units as they were
+    history: tuple[EpochRecord, ...] = field(default=(), repr=False)
+    config: EncodeConfig = field(default_factory=EncodeConfig)
+    messages: tuple[str, ...] = field(default=(), repr=False)  # what was done to the network's units
+    orders: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # the units of a layer, as the file has them
+    outcome: Outcome | None = None  # of the target, if there was one
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return encode(self.quantized, self.config)
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the file, whole or not at all, and return its size in bytes."""
+        return save(self.quantized, path, self.config)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the file decodes to, by way of the file."""
+        named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
+        return decode(encode(self.quantized, named), max_bytes=None).state_dict()
+
+    def in_place(self, model: nn.Module) -> dict[str, Tensor]:
+        """The shared tensors as the file holds them, but with their units where the network has them."""
+        placed = units_in_place(model, self.quantized, self.orders).shared
+        values = {t.name: torch.from_numpy(rounded_codebook(t, self.config).values) for t in placed}
+        return {t.name: dataclasses.replace(t, codebook=values[t.name]).dense() for t in placed}
+
+
+def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
+    """Merge, then quantize.
+
+    A network that was trained on quantized weights (`hard`) has learned which component each weight belongs to, and
+    keeps that; where components are wide, merging them moves their borders. Only the values change, by merging.
+    """
+    view = prior.current_view()
+    before: dict[str, Mixture] = {}
+    mixtures: dict[str, Mixture] = {}
+    values: dict[str, Tensor] = {}
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        names = [s.name for s in part.shared]
+        merged, groups = merge_groups(mixture, config)
+        before |= dict.fromkeys(names, mixture)
+        mixtures |= dict.fromkeys(names, merged)
+        values |= dict.fromkeys(names, spread(merged.mean, groups))
+    quantized = quantize(view, before, values) if hard else quantize(view, mixtures)
+    return Compressed(quantized, mixtures, view.state_dict())
+
+
+def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig) -> Compressed:
+    """As it will be written: by `config.encode`, its units in the best order, if that is asked for."""
+    if not config.simplify.symmetries:
+        return dataclasses.replace(compressed, config=config.encode)
+    quantized, messages, orders = simplify(model, compressed.quantized, config.encode)
+    return dataclasses.replace(
+        compressed, quantized=quantized, config=config.encode, messages=tuple(messages), orders=orders
+    )

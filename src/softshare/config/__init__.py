@@ -1,0 +1,27 @@
+"""Settings: one frozen dataclass per stage of the route, the hyper-priors among them, and how they travel in files."""
+
+from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
+from softshare.config.stages import (
+    CompressConfig,
+    EncodeConfig,
+    MergeConfig,
+    PriorConfig,
+    Range,
+    RetrainConfig,
+    Rule,
+    SimplifyConfig,
+)
+
+__all__ = [
+    "Beta",
+    "CompressConfig",
+    "Dirichlet",
+    "EncodeConfig",
+    "Gamma",
+    "MergeConfig",
+    "PriorConfig",
+    "Range",
+    "RetrainConfig",
+    "Rule",
+    "SimplifyConfig",
+]

@@ -1,0 +1,127 @@
+"""Hyper-priors on the mixture's own parameters (paper, appendix B).
+
+Each is a small frozen value with one method, `neg_log_density`, a 0-d tensor without the normalizing constant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from softshare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _require_positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{owner}: {name} must be a finite number above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const.
+
+    With a mode, at alpha above 1, the constant is such that the density there is 1.
+    """
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Gamma", alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    def from_std(cls, std: float, strength: float) -> Gamma:
+        """The Gamma whose mode is a standard deviation of `std`, held with `strength`.
+
+        With mode m = 1 / std^2, `strength` is m over the Gamma's own standard deviation: at 70 the precision is known
+        to about one part in 70. Mode (alpha - 1) / beta = m and variance alpha / beta^2 = (m / strength)^2 give beta as
+        the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
+        """
+        _require_positive("Gamma.from_std", std=std, strength=strength)
+        mode = 1 / std / std  # not std**-2, which raises where it overflows
+        _require_positive("Gamma.from_std", **{"1 / std^2": mode})
+        beta = strength * (strength + math.hypot(strength, 2)) / (2 * mode)
+        return cls(alpha=1 + mode * beta, beta=beta)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation at the mode of the precision (infinite for alpha <= 1, which has no mode above 0)."""
+        return math.sqrt(self.beta / (self.alpha - 1)) if self.alpha > 1 else math.inf
+
+    @property
+    def strength(self) -> float:
+        """The mode of the precision over the Gamma's own standard deviation: what `from_std` takes."""
+        return (self.alpha - 1) / math.sqrt(self.alpha)
+
+    def neg_log_density(
+        self,
+        log_var: Tensor,  # any shape
+    ) -> Tensor:
+        if self.alpha <= 1:
+            return ((self.alpha - 1) * log_var + self.beta * (-log_var).exp()).sum()
+        # Less its value at the mode, where beta * precision = alpha - 1: a strong prior's constant would swamp float32.
+        off_mode = log_var - 2 * math.log(self.std)
+        return (self.alpha - 1) * (off_mode + (-off_mode).expm1()).sum()
+
+    def __str__(self) -> str:
+        return f"alpha={self.alpha:g},beta={self.beta:g}"
+
+
+@dataclass(frozen=True)
+class Beta:
+    """Beta(alpha, beta) on the zero component's mixing; alpha + beta is the pseudo-count."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Beta", alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    def from_mode(cls, free: float, count: float) -> Beta:
+        """The Beta whose mode leaves a share of `free` to the other components, with a pseudo-count above 2."""
+        return cls(alpha=1 + (1 - free) * (count - 2), beta=1 + free * (count - 2))
+
+    @property
+    def free(self) -> float:
+        """What the mode leaves to the other components."""
+        return (self.beta - 1) / (self.count - 2)
+
+    @property
+    def count(self) -> float:
+        return self.alpha + self.beta
+
+    def neg_log_density(
+        self,
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
+    ) -> Tensor:
+        log_free = log_mixing[..., 1:].logsumexp(-1)
+        return (-(self.alpha - 1) * log_mixing[..., 0] - (self.beta - 1) * log_free).sum()
+
+    def __str__(self) -> str:
+        return f"alpha={self.alpha:g},beta={self.beta:g}"
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Dirichlet on all mixings: concentration `zero` for the zero component, `free` for each of the others."""
+
+    zero: float
+    free: float
+
+    def __post_init__(self) -> None:
+        _require_positive("Dirichlet", zero=self.zero, free=self.free)
+
+    def neg_log_density(
+        self,
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
+    ) -> Tensor:
+        return -(self.zero - 1) * log_mixing[..., 0].sum() - (self.free - 1) * log_mixing[..., 1:].sum()
+
+    def __str__(self) -> str:
+        return f"zero={self.zero:g},free={self.free:g}"

@@ -1,0 +1,1 @@
+"""Compression of a checkpoint alone: mixtures fitted to its weights, nothing trained."""

@@ -1,0 +1,181 @@
+"""A mixture fitted to the weights of one tensor alone, all of its components held at one width.
+
+Then the negative log-joint of a weight and a component is, but for a constant, (w - mean)^2 / (2 width^2) - log mixing:
+distortion plus rate. EM by the most responsible component minimizes their sum, and the width sets their exchange
+rate (docs/math.md, "Without data"). The weights enter as sums over narrow cells, so that a step of EM costs as much
+for a hundred million of them as for a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from softshare.prior.mixture import Mixture
+from softshare.quantization.assignment import order_values
+from softshare.quantization.quantized import QuantizedTensor, index_dtype
+
+Floats = npt.NDArray[np.float64]
+
+RESOLUTION = 1 << 10  # cells in a root mean square of the weights
+REACH = 1 << 5  # root mean squares: a weight beyond, of which there are few, is a cell of its own
+SPACING = math.sqrt(12)  # of the first means, in widths: the best for many narrow components
+VALUE_BITS = 16  # that a value of the codebook takes in the file
+MOST_STEPS = 100  # of EM
+TOLERANCE = 1e-6  # nats a weight that a step must gain
+_CHUNK = 1 << 16  # weights at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A tensor's weights, in units of their root mean square, summed over cells from the smallest to the largest."""
+
+    rms: float  # 0: no weight is other than 0
+    centre: Floats  # (B,) the mean of each cell's weights
+    sums: Floats  # (3, B + 1) number, sum and sum of squares of the weights before each cell
+
+    @property
+    def n(self) -> int:
+        return int(self.sums[0, -1])
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted mixture without zero-weight components, its means rising, and what quantizing by it costs."""
+
+    rms: float
+    width: float  # of all components, in units of `rms`
+    mean: Floats = field(repr=False)  # (K,) in units of `rms`; exactly 0: the zero component
+    mixing: Floats = field(repr=False)  # (K,)
+    error: float  # root mean square of the quantization error, in units of `rms`
+    bits: float  # order-0 entropy of all indices, and the codebook
+
+    def mixture(self) -> Mixture:
+        """With the zero component first, even where no weight is nearest to it."""
+        free = self.mean != 0
+        mean = np.concatenate([[0.0], self.mean[free]]) * self.rms
+        mixing = np.concatenate([[self.mixing[~free].sum()], self.mixing[free]])
+        log_var = torch.full((len(mean),), 2 * math.log(self.width * self.rms))
+        return Mixture(torch.from_numpy(mixing).log().float(), torch.from_numpy(mean).float(), log_var)
+
+
+def cells_of(
+    weights: Tensor,  # any shape, finite
+) -> Cells:
+    parts = weights.detach().reshape(-1).split(_CHUNK)
+    rms = math.sqrt(sum(float(part.double().square().sum()) for part in parts) / max(1, weights.numel()))
+    if rms == 0:
+        return Cells(0.0, np.zeros(1), np.array([[0, weights.numel()], [0, 0], [0, 0]], np.float64))
+    half = RESOLUTION * REACH
+    sums = torch.zeros(3, 2 * half + 1, dtype=torch.float64)
+    far = []
+    for part in parts:
+        x = part.double() / rms
+        place = (x * RESOLUTION).round_()
+        near = place.abs() <= half
+        far.append(x[~near])
+        x, index = x[near], (place[near] + half).long()
+        for total, values in zip(sums, (None, x, x * x), strict=True):
+            total += index.bincount(values, minlength=len(total))
+    alone = torch.cat(far)
+    sums = torch.cat([sums[:, sums[0] > 0], torch.stack([torch.ones_like(alone), alone, alone * alone])], 1)
+    sums = sums[:, (sums[1] / sums[0]).argsort(stable=True)]
+    return Cells(rms, (sums[1] / sums[0]).numpy(), torch.nn.functional.pad(sums.cumsum(1), (1, 0)).numpy())
+
+
+def fit(
+    cells: Cells,
+    width: float,  # in units of the root mean square
+) -> Fit:
+    """EM from an even grid that holds 0, until it gains nothing; then without the values that are not worth their bits.
+
+    A step gives each cell to its most responsible component (E), then each component the mean and the share of its
+    cells (M), at which the gradient of the objective is zero. The zero component's mean stays 0.
+    """
+    if cells.rms == 0:
+        return Fit(0.0, width, np.zeros(1), np.ones(1), 0.0, 0.0)
+    group = np.rint(cells.centre / (SPACING * width))
+    edges = _edges(np.flatnonzero(np.diff(group)) + 1, cells)
+    zero = group[edges[:-1]] == 0
+    best, steps = math.inf, 0
+    while True:
+        count, total, square = np.diff(cells.sums[:, edges])
+        used = count > 0
+        zero, count, total, square = zero[used], count[used], total[used], square[used]
+        mean = np.where(zero, 0.0, total / count)
+        price = -np.log(count / cells.n)
+        distortion = float((square - 2 * mean * total + count * mean**2).sum())
+        cost = (distortion / (2 * width**2) + float(count @ price)) / cells.n
+        steps += 1
+        alive = np.arange(len(mean))
+        if cost > best - TOLERANCE or steps == MOST_STEPS:
+            dear = _not_worth_it(zero, mean, price, (count, total, square), width)
+            if not dear.any():
+                break
+            alive, cost, steps = np.flatnonzero(~dear), math.inf, 0
+        best = cost
+        alive, borders = _regions(mean, price, width, alive)
+        zero, edges = zero[alive], _edges(np.searchsorted(cells.centre, borders), cells)
+    bits = float(count @ price) / math.log(2) + VALUE_BITS * int((~zero).sum())
+    return Fit(cells.rms, width, mean, count / cells.n, math.sqrt(max(0.0, distortion) / cells.n), bits)
+
+
+def _edges(inner: npt.NDArray[np.int64], cells: Cells) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], inner, [len(cells.centre)]])
+
+
+def _regions(
+    mean: Floats,  # (K,) rising
+    price: Floats,  # (K,) -log mixing
+    width: float,
+    alive: npt.NDArray[np.int64],  # components that take part, rising
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    """The components that are the most responsible somewhere, and the borders between them.
+
+    Between two components the log-joint differs by a straight line. One that two neighbours overrule on both sides of
+    it is overruled everywhere.
+    """
+    while True:
+        m, p = mean[alive], price[alive]
+        borders = (m[1:] + m[:-1]) / 2 + width**2 * np.diff(p) / np.diff(m)
+        overruled = borders[1:] <= borders[:-1]
+        if not overruled.any():
+            return alive, borders
+        alive = alive[np.concatenate([[True], ~overruled, [True]])]
+
+
+def _not_worth_it(
+    zero: npt.NDArray[np.bool_], mean: Floats, price: Floats, sums: tuple[Floats, Floats, Floats], width: float
+) -> npt.NDArray[np.bool_]:  # (K,)
+    """Values that cost more bits in the codebook than moving all of their weights to a neighbour would."""
+    count, total, square = sums
+
+    def cost(mean: Floats, price: Floats) -> Floats:
+        return (square - 2 * mean * total + count * mean**2) / (2 * width**2) + count * price
+
+    moved = np.full(len(mean), math.inf)
+    for step in (1, -1):
+        neighbours = cost(np.roll(mean, step), np.roll(price, step))
+        neighbours[0 if step == 1 else -1] = math.inf
+        moved = np.minimum(moved, neighbours)
+    lost = np.where(zero, math.inf, moved - cost(mean, price))
+    beside = np.concatenate([[math.inf], lost, [math.inf]])  # of two neighbours, the cheaper one goes
+    return (lost < VALUE_BITS * math.log(2)) & (lost < beside[:-2]) & (lost <= beside[2:])
+
+
+def quantized(name: str, weights: Tensor, fitted: Fit) -> QuantizedTensor:
+    """Every weight at its most responsible component, by the borders between them."""
+    alive, borders = _regions(fitted.mean, -np.log(fitted.mixing), fitted.width, np.arange(len(fitted.mean)))
+    means = torch.from_numpy(fitted.mean[alive] * fitted.rms).float()
+    codebook, index_of = order_values(means)
+    index_of = index_of.to(index_dtype(len(codebook)))
+    edges = torch.from_numpy(borders * fitted.rms).float()
+    indices = torch.empty(weights.numel(), dtype=index_of.dtype)
+    for part, target in zip(weights.detach().reshape(-1).split(_CHUNK), indices.split(_CHUNK), strict=True):
+        torch.index_select(index_of, 0, torch.bucketize(part.float(), edges, out_int32=True), out=target)
+    return QuantizedTensor(name, tuple(weights.shape), weights.dtype, indices, codebook)

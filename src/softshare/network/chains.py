@@ -1,0 +1,204 @@
+"""Pairs of layers whose hidden units can be told apart: where one layer feeds the next, unit by unit."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from softshare.network.weights import layout
+
+# What may lie between two layers. "unit" acts on each value by itself; "pool" keeps a constant, "scale" only a constant
+# of 0; both act on each channel by itself. "flatten" lays channels one after the other.
+Kind = Literal["unit", "pool", "scale", "flatten"]
+
+_UNIT_MODULES = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.Identity, nn.Dropout)
+_FUNCTIONS: dict[Any, Kind] = {
+    **dict.fromkeys((F.relu, torch.relu, F.tanh, torch.tanh, F.sigmoid, torch.sigmoid, F.gelu, F.leaky_relu), "unit"),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d, F.adaptive_avg_pool2d), "pool"),
+    F.dropout: "unit",
+    F.avg_pool2d: "scale",
+    torch.flatten: "flatten",
+}
+_METHODS: dict[Any, Kind] = {
+    **dict.fromkeys(("relu", "tanh", "sigmoid"), "unit"),
+    **dict.fromkeys(("flatten", "view", "reshape"), "flatten"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One thing that happens between two layers."""
+
+    kind: Kind
+    apply: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """Layer `source` feeds layer `target` and nothing else. Both are modules' names; neither is tied or used twice."""
+
+    source: str
+    target: str
+    n_units: int  # rows of a Linear, filters of a Conv2d
+    has_bias: bool  # of the source
+    steps: tuple[Step, ...]
+
+    def vanishes(
+        self,
+        values: Tensor,  # (K,)
+    ) -> Tensor:  # (K,) bool
+        """Whether a unit of this constant output reaches the target as exactly 0, everywhere."""
+        values = values.clone()  # a step may act in place
+        for step in self.steps:
+            if step.kind == "unit":
+                values = step.apply(values)
+            elif step.kind == "scale":  # by what is not known, and not alike everywhere
+                values = torch.where(values == 0, values, torch.nan)
+        return values == 0
+
+
+def find_links(model: nn.Module) -> tuple[list[Link], list[str]]:
+    """All links of a network in evaluation mode, in the order of its forward pass, and why other layers have none.
+
+    Inputs are taken to have a batch dimension, so that a Flatten before a Linear lays out whole channels. The model is
+    only read: a copy of it is traced.
+    """
+    try:
+        model = copy.deepcopy(model).eval()
+        graph = fx.Tracer().trace(model)
+    except Exception as error:  # tracing runs the model's own code: anything may come
+        reason = (str(error).splitlines() or [""])[0]
+        return [], [f"left as it is: the model cannot be traced: {type(error).__name__}: {reason}"]
+    modules = dict(model.named_modules())
+    taken = _taken(model, graph)
+    links, messages = [], []
+    for node in graph.nodes:
+        if _layer(node, modules) is None:
+            continue
+        found = _link(node, modules, taken)
+        if isinstance(found, Link):
+            links.append(found)
+        elif found:
+            messages.append(f"{node.target}: left as it is: {found}")
+    return links, messages
+
+
+def _taken(model: nn.Module, graph: fx.Graph) -> set[str]:
+    """Modules whose tensors are tied, that are called twice, or whose tensors the forward pass reads itself."""
+    tied = layout(model)[1]
+    names = [*tied, *tied.values(), *(str(node.target) for node in graph.nodes if node.op == "get_attr")]
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    return {name.rpartition(".")[0] for name in names} | {name for name, n in calls.items() if n > 1}
+
+
+def _layer(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Linear | nn.Conv2d | None:
+    """The Linear or Conv2d itself, and no subclass, which may do anything."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    return module if type(module) in (nn.Linear, nn.Conv2d) else None  # type: ignore[return-value]
+
+
+def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str]) -> Link | str:
+    """From a layer to the next one; or why not, in words: none where the network ends with this layer."""
+    source, steps, here = _layer(node, modules), list[Step](), node
+    while True:
+        users = [user for user in here.users if not _is_batch_size(user, here)]
+        if len(users) != 1:
+            return f"its output is used {len(users)} times"
+        before, here = here, users[0]
+        if here.op == "output":
+            return ""
+        inputs = [other for other in here.all_input_nodes if not _is_batch_size(other, before)]
+        if inputs != [before] or here.args[:1] != (before,):
+            return f"its output meets others in {here.name}"
+        target = _layer(here, modules)
+        if target is not None:
+            break
+        step = _step(here, modules)
+        if step is None:
+            return f"{here.name} may mix its units"
+        steps.append(step)
+    if source is None:
+        return "not a layer"
+    names = [str(node.target), str(here.target)]
+    problem = _problem(source, target, steps) or _tie(names, modules, taken)
+    return problem or Link(names[0], names[1], source.weight.shape[0], source.bias is not None, tuple(steps))
+
+
+def _step(node: fx.Node, modules: dict[str, nn.Module]) -> Step | None:
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        kind = _kind(module)
+        return None if kind is None or _hooked(module) else Step(kind, module)
+    kind = (_METHODS if node.op == "call_method" else _FUNCTIONS).get(node.target)
+    if kind is None or (kind == "flatten" and not _flattens_channels(node)):
+        return None
+    if node.target is F.dropout and node.kwargs.get("training", True):  # at random, in evaluation too
+        return None
+    function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+    return Step(kind, lambda x: function(x, *node.args[1:], **node.kwargs))
+
+
+def _kind(module: nn.Module) -> Kind | None:
+    if type(module) in _UNIT_MODULES:
+        return "unit"
+    if type(module) in (nn.MaxPool2d, nn.AdaptiveAvgPool2d):
+        return "pool"
+    if type(module) is nn.AvgPool2d:  # padding counts as zeros
+        return "pool" if module.padding in (0, (0, 0)) and module.divisor_override is None else "scale"
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return "flatten"
+    return None
+
+
+def _is_batch_size(node: fx.Node, of: fx.Node) -> bool:
+    return (node.op, node.target, node.args) == ("call_method", "size", (of, 0))
+
+
+def _flattens_channels(node: fx.Node) -> bool:
+    """`flatten(x, 1)` or `x.view(x.size(0), -1)`."""
+    if node.target in ("view", "reshape"):
+        return len(node.args) == 3 and isinstance(node.args[1], fx.Node) and bool(node.args[2] == -1)
+    given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    return (given.get("start_dim", 0), given.get("end_dim", -1)) == (1, -1)
+
+
+def _problem(source: nn.Linear | nn.Conv2d, target: nn.Linear | nn.Conv2d, steps: Sequence[Step]) -> str:
+    """Why the target's inputs cannot be told apart by the source's units; empty where they can."""
+    kinds = [step.kind for step in steps]
+    if any(isinstance(layer, nn.Conv2d) and layer.groups != 1 for layer in (source, target)):
+        return "a convolution has groups"
+    pools = [at for at, kind in enumerate(kinds) if kind in ("pool", "scale")]
+    if isinstance(source, nn.Linear):
+        if isinstance(target, nn.Conv2d) or pools:
+            return "pooling or a convolution would mix the units of a Linear"
+        return "" if target.in_features == source.out_features else "the next layer takes another number of units"
+    if isinstance(target, nn.Conv2d):
+        same = "flatten" not in kinds and target.in_channels == source.out_channels
+        return "" if same else "the next convolution does not take its channels"
+    if (
+        "flatten" not in kinds
+        or max(pools, default=0) > kinds.index("flatten")
+        or target.in_features % source.out_channels
+    ):
+        return "the next Linear does not take whole channels"
+    return ""
+
+
+def _tie(names: Sequence[str], modules: dict[str, nn.Module], taken: set[str]) -> str:
+    for name in names:
+        if name in taken:
+            return f"{name} is tied or used more than once"
+        if _hooked(modules[name]):
+            return f"{name} has hooks"
+    return ""
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,209 @@
+"""WeightView: which tensors of a network are shared, and all of them as one flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from softshare.config import Rule
+from softshare.errors import ConfigError, ModelError
+
+# Shared by default, weights and biases alike. Normalization layers are not: their few parameters set scales.
+SHARED_MODULES = (
+    nn.Linear,
+    nn.Bilinear,
+    _ConvNd,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedTensor:
+    """One tensor under the prior: the live parameter itself, under the first of its names."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class WeightView:
+    """A network's state split into shared tensors and the rest; a tied tensor stands once, under its first name."""
+
+    shared: tuple[SharedTensor, ...]
+    rest: dict[str, Tensor]
+    tied: dict[str, str]  # further name -> first name
+    order: tuple[str, ...] = ()  # the first names, shared and rest, as the network has them
+
+    @classmethod
+    def of(cls, model: nn.Module, rules: Sequence[Rule] = ()) -> WeightView:
+        """Apply ordered name rules to every floating-point parameter; the first rule that matches decides.
+
+        Without a matching rule, trainable parameters of `SHARED_MODULES` are shared. Buffers and integers never are. A
+        tied tensor answers to all of its names.
+        """
+        state = model.state_dict(keep_vars=True)
+        wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
+        if wrong:
+            raise ModelError(f"the state dict must hold tensors only, but these are not: {', '.join(wrong)}")
+        lazy = [name for name, value in state.items() if is_lazy(value)]
+        if lazy:
+            raise ModelError(f"run one batch through the model first; not initialized yet: {', '.join(lazy)}")
+        names = _names_of_each(state)
+        for rule in rules:
+            if not any(fnmatchcase(name, rule.pattern) for name in state):
+                raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join(state)}")
+
+        owners = dict(model.named_modules(remove_duplicate=False))
+        shared, rest = [], {}
+        for aliases in names:
+            tensor = state[aliases[0]]
+            modules = [owners.get(name.rpartition(".")[0]) for name in aliases]
+            if _is_shared(tensor, aliases, modules, rules):
+                shared.append(SharedTensor(aliases[0], tensor))
+            else:
+                rest[aliases[0]] = tensor
+        return cls(tuple(shared), rest, _tied(names), tuple(aliases[0] for aliases in names))
+
+    def only(self, names: Collection[str]) -> WeightView:
+        """The shared tensors of these names, without the rest."""
+        return WeightView(tuple(s for s in self.shared if s.name in names), {}, {})
+
+    def layers(self) -> list[tuple[str, ...]]:
+        """The names of the shared tensors of each module; those without weights go with the first that has some."""
+        groups: dict[str, list[SharedTensor]] = {}
+        for s in self.shared:
+            groups.setdefault(s.name.rpartition(".")[0], []).append(s)
+        full = [group for group in groups.values() if any(s.tensor.numel() for s in group)]
+        empty = [s.name for group in groups.values() if group not in full for s in group]
+        names = [[s.name for s in group] for group in full]
+        return [tuple(names[0] + empty), *map(tuple, names[1:])]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [s.tensor for s in self.shared]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest of the shared tensors' dtypes, float32 at least."""
+        return reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(t.numel() for t in self.tensors)
+
+    def check(self) -> None:
+        """Raise `ModelError` unless there are weights to share and all of them are finite and not all the same."""
+        if self.n_weights == 0:
+            kept = ", ".join(self.rest) or "none at all"
+            raise ModelError(f"the model has no parameter to share; its tensors, all kept as they are: {kept}")
+        named = {s.name: s.tensor for s in self.shared} | self.rest
+        for name, tensor in named.items():
+            if not isinstance(tensor, nn.Parameter):  # a buffer may hold a mask of infinities
+                continue
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                raise ModelError(f"tensor {name}: {bad} of {tensor.numel()} weights are NaN or infinite")
+        low, high = self.range()
+        if low == high:
+            names = ", ".join(s.name for s in self.shared)
+            raise ModelError(f"all {self.n_weights} shared weights equal {low} ({names}): expected a trained network")
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest shared weight; NaN where one is."""
+        ends = torch.stack([torch.stack(torch.aminmax(t.detach())).double() for t in self.tensors if t.numel()])
+        return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the network's whole state as it is now, on the CPU."""
+        named = {s.name: s.tensor for s in self.shared} | self.rest
+        state = {name: t.detach().cpu().clone() for name, t in named.items()}
+        return state | {alias: state[name] for alias, name in self.tied.items()}
+
+    def gather(self) -> Tensor:
+        """All shared weights as one flat copy."""
+        return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.tensors])
+
+    def split(
+        self,
+        flat: Tensor,  # (n_weights,)
+    ) -> Iterator[Tensor]:
+        """The parts of a flat vector, each in its tensor's shape."""
+        parts = torch.split(flat, [t.numel() for t in self.tensors])
+        return (part.reshape(t.shape) for part, t in zip(parts, self.tensors, strict=True))
+
+    def __repr__(self) -> str:
+        n_rest = sum(math.prod(t.shape) for t in self.rest.values())
+        return f"WeightView({self.n_weights:,} weights shared in {len(self.shared)} tensors, {n_rest:,} values kept)"
+
+
+def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of each tensor object, the first one first, in the order of the state dict."""
+    names: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names.setdefault(id(value), []).append(name)
+    return list(names.values())
+
+
+def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
+    return {alias: aliases[0] for aliases in names for alias in aliases[1:]}
+
+
+def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a network once, in order, under its first name; and the further names of tied ones."""
+    state = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    names = _names_of_each(state)
+    return {aliases[0]: state[aliases[0]] for aliases in names}, _tied(names)
+
+
+def _is_shared(
+    tensor: Tensor, aliases: Sequence[str], modules: Sequence[nn.Module | None], rules: Sequence[Rule]
+) -> bool:
+    if not (isinstance(tensor, nn.Parameter) and tensor.is_floating_point()):
+        return False
+    for rule in rules:
+        if any(fnmatchcase(name, rule.pattern) for name in aliases):
+            return rule.share
+    return tensor.requires_grad and any(isinstance(m, SHARED_MODULES) for m in modules)
+
+
+def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Copy a state dict into the model in place; where tensors do not fit, raise with all of those and copy none."""
+    target = check_fits(model, state, source)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            target[name].copy_(tensor)
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The model's tensors that `state` would be copied to; raises with all that do not fit. `state` may be on meta."""
+    target = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    problems = [f"missing from the file: {name}" for name in target if name not in state]
+    problems += [f"not in the model: {name}" for name in state if name not in target]
+    problems += [text for name in state if name in target for text in _misfit(name, state[name], target[name])]
+    if problems:
+        raise ModelError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
+    return target
+
+
+def _misfit(name: str, ours: Tensor, theirs: Tensor) -> list[str]:
+    if is_lazy(theirs):
+        return [f"{name}: not initialized yet in the model; run one batch through it first"]
+    if ours.shape != theirs.shape:
+        return [f"{name}: shape {tuple(ours.shape)} in the file, {tuple(theirs.shape)} in the model"]
+    if ours.is_floating_point() != theirs.is_floating_point():  # copying would round without a word
+        return [f"{name}: {ours.dtype} in the file, {theirs.dtype} in the model"]
+    if theirs.is_meta:  # copying would do nothing without a word
+        return [f"{name}: on the meta device in the model; give it memory first, as by model.to_empty(device='cpu')"]
+    return []

@@ -1,0 +1,1 @@
+"""What serves the tables of the paper and of this repository: recipes, rivals, published rows, pages of results."""

@@ -1,0 +1,55 @@
+"""The files that show the results: docs/results.md, its plots, and the part of the README between two markers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from softshare._util.files import make_folder, read_bytes, write_atomic
+from softshare.errors import ConfigError
+from softshare.paper.pareto import draw_pareto, is_current, pareto_data
+from softshare.paper.results_page import BEGIN, plot_name, points, render_page, render_summary, replace_summary
+from softshare.report.style import can_draw
+from softshare.result import Result
+
+
+def load_results(folder: str | os.PathLike[str]) -> list[Result]:
+    """Every result below the folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"expected a folder of results, but there is no folder {folder}")
+    found = [Result.load(path) for path in sorted(folder.rglob("*.json"))]
+    if not found:
+        raise ConfigError(f"{folder}: expected results (NAME.json beside NAME.sws), found none")
+    return found
+
+
+def wanted_files(results: Sequence[Result], root: str | os.PathLike[str], draw: bool) -> dict[Path, bytes]:
+    """What should be in each file. A plot of these figures that is there already is kept; the page shows no other."""
+    docs, readme = Path(root) / "docs", Path(root) / "README.md"
+    wanted: dict[Path, bytes] = {}
+    shown = []
+    for name, group in groupby(points(results), key=lambda p: p.first.experiment):
+        path, data = docs / plot_name(name), pareto_data(name, group)
+        current = path.exists() and is_current(read_bytes(path), data)
+        if not current and draw and can_draw():
+            wanted[path] = draw_pareto(data)
+        if current or path in wanted:
+            shown.append(name)
+    wanted[docs / "results.md"] = render_page(results, shown).encode()
+    text = read_bytes(readme).decode() if readme.exists() else ""
+    if BEGIN in text:
+        wanted[readme] = replace_summary(text, render_summary(results)).encode()
+    return wanted
+
+
+def stale_files(wanted: Mapping[Path, bytes]) -> list[Path]:
+    """Those that are missing or hold something else."""
+    return [path for path, data in wanted.items() if not path.exists() or read_bytes(path) != data]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    make_folder(path.parent)
+    write_atomic(path, data)

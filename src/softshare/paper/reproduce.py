@@ -1,0 +1,196 @@
+"""Reproduce: from a recipe to a kept pair, a file and its result, for each seed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softshare._util.files import require_writable
+from softshare._util.run_folder import MODEL, RESULT, write_pair
+from softshare.codec import decode
+from softshare.compressed import Compressed
+from softshare.errors import ConfigError
+from softshare.network.checkpoint import load_checkpoint, save_checkpoint
+from softshare.network.weights import load_state_
+from softshare.paper.baselines import DeepCompressionConfig, DnsConfig, deep_compression, dns, published_ratio
+from softshare.paper.recipes import MethodConfig, Recipe, get_recipe
+from softshare.paper.results_page import without_seed
+from softshare.result import Result, final_error, measure
+from softshare.route import compress
+from softshare.task import Task
+from softshare.train.hooks import Hook, Hooks, no_hooks, say_nothing
+from softshare.zoo.experiments import get_experiment, make_task, pretrain_, pretraining_settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """One pair, to be made or, where `kept`, there already."""
+
+    recipe: Recipe  # with its seed
+    folder: Path  # of the file and its result
+    kept: Result | None
+
+
+def reproduce(
+    experiment: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    data: Path | None = None,
+    *,
+    checkpoints: Path | None = None,
+    overwrite: bool = False,
+    hooks: Hooks = no_hooks,
+    say: Callable[[str], None] = say_nothing,
+) -> Iterator[Result]:
+    """Pre-train, compress, measure and keep each method with each seed, in `out/EXPERIMENT/METHOD/seed-N`.
+
+    A result that is there is kept unless `overwrite`, and returned. Pre-trained networks are read from the folder
+    `checkpoints`, if given, and those that are missing are kept there.
+
+    All that can be checked is checked before this returns; each step of the iterator then trains one.
+    """
+    device = torch.device(device)
+    recipes = [get_recipe(experiment, method) for method in dict.fromkeys(methods)]
+    _require_seeds(seeds)
+    folder = Path(out) / experiment
+    jobs = [_job(r.seeded(s, device.type == "cuda"), s, folder, overwrite) for s in seeds for r in recipes]
+    to_make = [job for job in jobs if not job.kept]
+    for task in {job.recipe.task for job in to_make}:
+        make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
+    for needed in {job.folder.parent for job in to_make} | ({checkpoints} if checkpoints and to_make else set()):
+        require_writable(needed)
+    return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
+
+
+def _require_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds: expected whole numbers of at least 0, each once, got {list(seeds)}")
+
+
+def _job(recipe: Recipe, seed: int, folder: Path, overwrite: bool) -> Job:
+    folder = folder / recipe.method / f"seed-{seed}"
+    there = all((folder / name).exists() for name in (MODEL, RESULT))
+    return Job(recipe, folder, Result.load(folder / RESULT) if there and not overwrite else None)
+
+
+def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[str], None]) -> Iterator[Result]:
+    bench: _Bench | None = None
+    for job in jobs:
+        if job.kept:
+            say(_kept(job))
+            yield job.kept
+        else:
+            bench = bench or make_bench()
+            yield bench.make(job)
+
+
+def _kept(job: Job) -> str:
+    text = f"{job.folder} is there already and is kept"
+    changed = job.kept is not None and without_seed(job.kept.config) != without_seed(recorded_config(job.recipe))
+    return text + ("; its settings are not the recipe's of today: give --overwrite to make it anew" if changed else "")
+
+
+def recorded_config(recipe: Recipe) -> dict[str, Any]:
+    """What a result says of its making: the method's settings, the task's switches, the pre-training."""
+    task = {**dataclasses.asdict(recipe.task), "from_scratch": recipe.pretrain is None}
+    pretrain = recipe.pretrain and pretraining_settings(recipe.pretrain)
+    values: dict[str, Any] = json.loads(json.dumps({"task": task, "pretrain": pretrain}))  # lists, not tuples
+    return {**recipe.config.to_dict(), **values}
+
+
+def checkpoint_name(recipe: Recipe, dataset: str) -> str:
+    """Of the pre-trained network: recipes that pre-train alike, seed and all, on the same data have the same."""
+    experiment = get_experiment(recipe.experiment)
+    pretrain = recipe.pretrain and pretraining_settings(dataclasses.replace(recipe.pretrain, capture=False))
+    made_of = (recipe.task, pretrain, dataset, experiment.batch_size, experiment.augmentation)
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]
+    return f"{recipe.experiment}-seed-{recipe.config.seed}-{digest}.safetensors"
+
+
+class _Bench:
+    """Where one experiment is trained and measured. The pre-trained networks of the seed in hand are kept."""
+
+    def __init__(
+        self, experiment: str, device: torch.device, data: Path | None, checkpoints: Path | None, hooks: Hooks
+    ) -> None:
+        self.experiment, self.device, self.data, self.hooks = experiment, device, data, hooks
+        self.checkpoints = checkpoints
+        self.judge = make_task(experiment, "cpu", data=data)
+        self.seed: int | None = None
+        self.started: dict[Any, tuple[Task, float]] = {}
+
+    def make(self, job: Job) -> Result:
+        recipe, title = job.recipe, f"{job.recipe.method}, seed {job.recipe.config.seed}"
+        with _deterministic():
+            task, error_before = self.start(recipe)
+            compressed = run_method(task, recipe.config, self.hooks(title))
+            result = self.measure(task, compressed, recipe, error_before)
+        write_pair(job.folder, compressed.to_bytes(), result.to_json().encode())
+        return result
+
+    def start(self, recipe: Recipe) -> tuple[Task, float]:
+        """The task, pre-trained if the recipe says so, and its network's error. No method changes that network."""
+        seed, key = recipe.config.seed, (recipe.task, recipe.pretrain)
+        if seed != self.seed:
+            self.seed, self.started = seed, {}
+        if key not in self.started:
+            task = make_task(self.experiment, self.device, seed, recipe.task, self.data)
+            task = dataclasses.replace(task, test=self.error_on_cpu)
+            self.pretrain_(task, recipe)
+            self.started[key] = task, final_error(task, task.model)
+        return self.started[key]
+
+    def pretrain_(self, task: Task, recipe: Recipe) -> None:
+        if recipe.pretrain is None:
+            return
+        file = self.checkpoints and self.checkpoints / checkpoint_name(recipe, task.dataset)
+        if file and file.exists():
+            load_state_(task.model, load_checkpoint(file), str(file))
+            return
+        pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"))
+        if file:
+            save_checkpoint(file, task.model.state_dict())
+
+    def error_on_cpu(self, model: torch.nn.Module) -> float:
+        """There `softshare verify` measures; a GPU may differ by single images."""
+        return final_error(self.judge, copy.deepcopy(model).cpu())
+
+    def measure(self, task: Task, compressed: Compressed, recipe: Recipe, error_before: float) -> Result:
+        fresh = copy.deepcopy(self.judge.model).to(self.device)
+        result = measure(task, compressed, recipe.config, method=recipe.method, error_before=error_before, model=fresh)
+        decoded = decode(compressed.to_bytes(), like=fresh, max_bytes=None)
+        own = published_ratio(recipe.method, decoded)
+        return dataclasses.replace(result, config=recorded_config(recipe), published_ratio=own)
+
+
+def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> Compressed:
+    match config:
+        case DeepCompressionConfig():
+            return deep_compression(task, config, hooks)
+        case DnsConfig():
+            return dns(task, config, hooks)
+    return compress(task, config, hooks)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """The same seed shall give the same result on a GPU too."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

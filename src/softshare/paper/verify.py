@@ -1,0 +1,190 @@
+"""Verify: every kept file decoded and measured anew, and compared with the result beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from softshare._util.files import read_bytes
+from softshare._util.run_folder import MODEL, RESULT
+from softshare.codec import decode, encode
+from softshare.config import EncodeConfig
+from softshare.errors import ConfigError, NotAvailableError, SoftShareError
+from softshare.paper.baselines import published_ratio
+from softshare.quantization.description_length import entropy_bits
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.result import Result, final_error, load_copy
+from softshare.task import Task
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task
+
+TOLERANCE = 1e-9  # percent points of error; relative, of ratios and entropies. Counts must be equal.
+_ABSOLUTE, _RELATIVE = ("error_after",), ("ratio", "han_ratio", "entropy_bytes", "published_ratio")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of one run; `differences` is empty where file and result agree."""
+
+    path: str  # of the run, from the folder
+    file_bytes: int | None  # as found; None where there is no file
+    error: float | None  # in percent, measured anew; None where it could not be
+    differences: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.differences
+
+
+def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every folder, this one and those below it, that holds a file or a result of a run."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"expected a folder of runs or results, but there is no folder {folder}")
+    found = {path.parent for name in (MODEL, RESULT) for path in folder.rglob(name)}
+    found = {path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)}
+    if not found:
+        raise ConfigError(f"{folder}: expected folders that hold {MODEL} and {RESULT}, found none")
+    return sorted(found)
+
+
+def verify(
+    folder: str | os.PathLike[str],
+    runs: Iterable[Path] | None = None,
+    device: torch.device | str = "cpu",
+    data: Path | None = None,
+    task: Task | None = None,
+) -> Iterator[Check]:
+    """Check one folder after the other, so that a caller can show progress. An experiment's data are loaded once.
+
+    `task` measures the runs that are of no experiment.
+    """
+    zoo = _Zoo(device, data, task)
+    for run in find_runs(folder) if runs is None else runs:
+        yield _check(run, str(run.relative_to(folder)), zoo)
+
+
+def _check(run: Path, name: str, zoo: _Zoo) -> Check:
+    if not (run / MODEL).exists():
+        return Check(name, None, None, (f"there is no {MODEL} beside {RESULT}",))
+    data = read_bytes(run / MODEL)
+    if not (run / RESULT).exists():
+        return Check(name, len(data), None, (f"there is no {RESULT} beside {MODEL}",))
+    try:
+        result = Result.load(run / RESULT)
+    except SoftShareError as problem:
+        return Check(name, len(data), None, (str(problem),))
+    found: dict[str, Any] = {"file_bytes": len(data), **_place(run)}
+    problems: list[str] = []
+    not_checked: list[str] = []
+    try:
+        measured, not_checked = _measure(data, result, zoo)
+        found |= measured
+    except SoftShareError as problem:
+        problems.append(str(problem))
+    problems += [
+        _difference(k, getattr(result, k), v) for k, v in found.items() if not _agree(k, getattr(result, k), v)
+    ]
+    return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked))
+
+
+def _place(run: Path) -> dict[str, Any]:
+    """What a kept result is by its place, EXPERIMENT/METHOD/seed-N; nothing where it lies elsewhere."""
+    experiment, method, name = ("", "", *run.parts)[-3:]
+    seed = name.removeprefix("seed-")
+    if experiment not in EXPERIMENTS or not seed.isdecimal():
+        return {}
+    return {"experiment": experiment, "method": method, "seed": int(seed)}
+
+
+def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], list[str]]:
+    """Every field of the result that the file gives anew, and what could not be measured, with the reason."""
+    decoded = decode(data, like=zoo.model(result.experiment))
+    model = load_copy(zoo.model(result.experiment), decoded.state_dict())
+    n_weights = sum(p.numel() for p in model.parameters())
+    found: dict[str, Any] = {
+        "n_weights": n_weights,
+        "n_nonzero": sum(int(p.count_nonzero()) for p in model.parameters()),
+        "n_components": decoded.n_components,
+        "ratio": 4 * n_weights / len(data),
+        "entropy_bytes": entropy_bits(decoded) / 8,
+    }
+    if result.published_ratio is not None:
+        found["published_ratio"] = published_ratio(result.method, decoded)
+    not_checked = []
+    try:
+        han_bytes = _han_bytes(decoded, result)
+        found |= {"han_bytes": han_bytes, "han_ratio": 4 * n_weights / han_bytes}
+    except ConfigError as problem:
+        not_checked.append(f"han_bytes: {problem}")
+    try:
+        task = zoo.task(result.experiment)
+        if task.dataset != result.dataset and result.dataset.startswith(task.dataset.partition(" (")[0]):
+            not_checked.append(f"error: it was measured on {result.dataset}, but here is {task.dataset}")
+        else:
+            found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
+    except NotAvailableError as problem:
+        not_checked.append(f"error: {problem}")
+    return found, not_checked
+
+
+def _han_bytes(decoded: QuantizedWeights, result: Result) -> int:
+    """The size in the paper's format, with the names and precisions that the result's config records."""
+    try:
+        config = EncodeConfig(**result.config["encode"])
+    except (KeyError, TypeError, ConfigError) as problem:
+        raise ConfigError(f"the result's config does not say how the file was encoded ({problem!r})") from None
+    return len(encode(decoded, dataclasses.replace(config, codec="han")))
+
+
+def _difference(field: str, said: Any, found: Any) -> str:
+    return f"{field}: expected {said!r} by the result, got {found!r} from the file"
+
+
+def _agree(field: str, said: Any, found: Any) -> bool:
+    if found is None or field not in (*_ABSOLUTE, *_RELATIVE):
+        return bool(said == found)
+    scale = 1.0 if field in _ABSOLUTE else max(abs(found), 1.0)
+    return bool(abs(said - found) <= TOLERANCE * scale)
+
+
+class _Zoo:
+    """The networks met so far: a fresh model of each and, where its data are here, its task."""
+
+    def __init__(self, device: torch.device | str, data: Path | None, own: Task | None) -> None:
+        self.device, self.data, self.own = device, data, own
+        self._models: dict[str, nn.Module] = {}
+        self._tasks: dict[str, Task | NotAvailableError] = {}
+
+    def model(self, name: str) -> nn.Module:
+        if name not in EXPERIMENTS:
+            return self._own(name).model
+        if name not in self._models:
+            with torch.random.fork_rng(devices=[]):
+                self._models[name] = get_experiment(name).make_model().to(self.device)
+        return self._models[name]
+
+    def task(self, name: str) -> Task:
+        if name not in EXPERIMENTS:
+            return self._own(name)
+        if name not in self._tasks:
+            try:
+                self._tasks[name] = make_task(name, self.device, data=self.data)
+            except NotAvailableError as problem:
+                self._tasks[name] = problem
+        task = self._tasks[name]
+        if isinstance(task, NotAvailableError):
+            raise task
+        return task
+
+    def _own(self, name: str) -> Task:
+        if self.own is None:
+            raise ConfigError(f"{name!r} is no experiment ({', '.join(EXPERIMENTS)}); give the task of the run")
+        return self.own

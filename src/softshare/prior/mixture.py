@@ -1,0 +1,53 @@
+"""Mixture: the normalized density that everything downstream of training reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softshare.prior.kernels import log_joint, mixture_assign
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """p(w) = sum_j mixing_j N(w | mean_j, var_j), normalized; component 0 is the zero component, its mean 0.
+
+    Everything downstream of training reads this and no raw parameter.
+    """
+
+    log_mixing: Tensor  # (J + 1,)
+    mean: Tensor  # (J + 1,)
+    log_var: Tensor  # (J + 1,)
+
+    @property
+    def mixing(self) -> Tensor:
+        return self.log_mixing.exp()
+
+    @property
+    def std(self) -> Tensor:
+        return torch.exp(0.5 * self.log_var)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def responsibilities(
+        self,
+        w: Tensor,  # (n,)
+    ) -> Tensor:  # (J + 1, n)
+        return torch.softmax(log_joint(w, self.log_mixing, self.mean, self.log_var), 0)
+
+    def assign(
+        self,
+        w: Tensor,  # any shape
+    ) -> Tensor:  # (w.numel(),) int64
+        """The most responsible component of each weight."""
+        return mixture_assign(w, self.log_mixing, self.mean, self.log_var)
+
+    def detach(self) -> Mixture:
+        return Mixture(self.log_mixing.detach(), self.mean.detach(), self.log_var.detach())
+
+    def __repr__(self) -> str:
+        rows = zip(self.mixing.tolist(), self.mean.tolist(), self.std.tolist(), strict=True)
+        return "Mixture(" + ", ".join(f"{p:.3g} N({m:.4f}, {s:.4f}^2)" for p, m, s in rows) + ")"

@@ -1,0 +1,250 @@
+"""The prior: a learned Gaussian mixture over the weights (paper, sections 2 and 4.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from softshare.config import Gamma, MergeConfig, PriorConfig
+from softshare.errors import ConfigError
+from softshare.network.weights import WeightView
+from softshare.prior.kernels import find_sweep, mixture_nll, mixture_nll_grad_, sampled
+from softshare.prior.kernels.choice import available_backends
+from softshare.prior.kernels.sweep import Sweep
+from softshare.prior.kernels.table import CAPACITY, n_points, reach_of
+from softshare.prior.mixture import Mixture
+
+if TYPE_CHECKING:
+    from softshare import Compressed
+
+# Weights times components from which the table takes less of the device than the exact sweep (benchmarks/README.md).
+TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
+LARGEST = 2.0**100  # weight in a table: its reach must be a float
+# The hyper-priors that hold a width count as so many weights, in all and for each weight of the largest part. From 19
+# on, no weights move a width of 0.45 by more than 5% (docs/math.md).
+HELD, HELD_FOR_EACH = 1e6, 20
+LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
+
+
+class MixturePrior(nn.Module):
+    """The parameters of the mixture over all shared weights, or of one for each layer, and their loss.
+
+    The model's own parameters are read, never registered here.
+    """
+
+    def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or PriorConfig()
+        self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
+        view = self.current_view()
+        view.check()
+        names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
+        self.parts = tuple(view.only(of_one) for of_one in names)  # the weights of each mixture
+        self.view = WeightView(tuple(s for part in self.parts for s in part.shared), {}, {})  # in the same order
+        means = [_initial_means(part, config).to(view.dtype) for part in self.parts]
+        self.means = nn.Parameter(torch.stack(means))  # (parts, J)
+        stds = [_initial_std(part, config) for part in self.parts]
+        log_vars = self.means.new_tensor([[2 * math.log(std)] for std in stds])
+        self.log_vars = nn.Parameter(log_vars.repeat(1, config.components + 1))  # (parts, J + 1)
+        if config.width is None:
+            self.precision_priors = (config.zero_precision_prior, config.free_precision_prior)
+        else:
+            most = max(part.n_weights for part in self.parts)
+            self.precision_priors = (Gamma.from_std(1.0, math.sqrt(max(HELD, HELD_FOR_EACH * most))),) * 2
+            self.register_buffer("_log_held", log_vars)  # in the state: the weights it is of are soon others
+        self._log_held: Tensor  # (parts, 1), the log-variances at which a width holds them
+        self.mixing_logits = nn.Parameter(torch.zeros_like(self.means))  # (parts, J)
+        odds = math.log(config.zero_mixing / (1 - config.zero_mixing))
+        zero_logit = self.means.new_full((len(self.parts),), odds)
+        self.zero_logit: Tensor  # (parts,)
+        if config.mixing_prior is None:
+            self.register_buffer("zero_logit", zero_logit)
+        else:
+            self.zero_logit = nn.Parameter(zero_logit)
+        self.reaches: list[float | None] = [None] * len(self.parts)  # of the tables; None: the exact sweep
+        self._steps = 0
+        self.choose_method()
+
+    def choose_method(self) -> None:
+        """Look at weights and mixtures, and choose between the table and the exact sweep; makes a GPU wait.
+
+        Training does so by itself: every `LOOK_EVERY` steps that are not replayed from a graph, and `retrain_` before
+        each epoch. A table that does not resolve the mixture is refused before training; later 'auto' leaves it, and
+        'table' keeps it, coarser.
+        """
+        with torch.no_grad():
+            mixtures = self.mixtures()
+        self.reaches = [self._reach(part, m) for part, m in zip(self.parts, mixtures, strict=True)]
+
+    def _reach(self, part: WeightView, mixture: Mixture) -> float | None:
+        wanted = self.config.method
+        if wanted == "exact" or (wanted == "auto" and not self._table_is_faster(part)):
+            return None
+        largest = max(abs(end) for end in part.range())
+        if not largest < LARGEST:  # or not finite: the loss will say so
+            return None
+        reach = reach_of(largest)
+        find_sweep(self.means, self.config.backend, reach)  # what is not available is better known now
+        points = n_points(mixture.mean, mixture.log_var, reach)
+        if points > CAPACITY and wanted == "table" and self._steps == 0:
+            raise ConfigError(
+                f"method 'table': this mixture needs at least {points} points, more than {CAPACITY}, to resolve its "
+                "narrowest component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
+            )
+        return reach if points <= CAPACITY or wanted == "table" else None
+
+    def _table_is_faster(self, part: WeightView) -> bool:
+        here = available_backends(self.means)
+        backend = here[0] if self.config.backend == "auto" else self.config.backend
+        size = part.n_weights // self.config.sample_one_in * (self.config.components + 1)
+        return backend != "torch" and backend in here and size >= TABLE_FROM[self.means.device.type]
+
+    def current_view(self) -> WeightView:
+        """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
+        return WeightView.of(self._model[0], self.config.rules)
+
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """The normalized mixture of each part, differentiable: the only way from parameters to densities."""
+        parameters = self._normalized()
+        return tuple(Mixture(*(p[k] for p in parameters)) for k in range(len(self.parts)))
+
+    def mixture(self) -> Mixture:
+        """The mixture, where there is one for all weights."""
+        if len(self.parts) > 1:
+            raise ConfigError(f"mixture: this prior has one for each of {len(self.parts)} layers; see mixtures()")
+        return self.mixtures()[0]
+
+    def _normalized(self) -> tuple[Tensor, Tensor, Tensor]:  # (parts, J + 1) each
+        """Log-mixings, means and log-variances of all components."""
+        log_free = F.logsigmoid(-self.zero_logit)[:, None] + torch.log_softmax(self.mixing_logits, 1)
+        return (
+            torch.cat([F.logsigmoid(self.zero_logit)[:, None], log_free], 1),
+            F.pad(self.means, (1, 0)),
+            self.log_vars + 0,  # a copy: a Mixture does not change when training goes on
+        )
+
+    def neg_log_prior(self) -> Tensor:
+        """-log p(w, theta) in nats, a 0-d tensor: the mixtures on all shared weights, plus the hyper-priors.
+
+        The hyper-priors are without their constants, which no gradient sees. Under `torch.no_grad` it is exact and on
+        all weights, whatever the method and the sample.
+        """
+        log_mixing, mean, log_var = self._normalized()
+        exact = [find_sweep(self.means, self.config.backend)] * len(self.parts)
+        sweeps = self._training_sweeps() if torch.is_grad_enabled() else exact
+        losses = [
+            mixture_nll(sweep, part.tensors, log_mixing[k], mean[k], log_var[k])
+            for k, (part, sweep) in enumerate(zip(self.parts, sweeps, strict=True))
+        ]
+        return torch.stack(losses).sum() + self._hyper_priors(log_mixing, log_var)
+
+    def _hyper_priors(
+        self,
+        log_mixing: Tensor,  # (parts, J + 1)
+        log_var: Tensor,  # (parts, J + 1)
+    ) -> Tensor:  # 0-d
+        loss = log_mixing.new_zeros(())
+        held = log_var if self.config.width is None else log_var - self._log_held
+        for precision_prior, own in zip(self.precision_priors, (held[:, :1], held[:, 1:]), strict=True):
+            if precision_prior is not None:
+                loss = loss + precision_prior.neg_log_density(own)
+        if self.config.mixing_prior is not None:
+            loss = loss + self.config.mixing_prior.neg_log_density(log_mixing)
+        return loss
+
+    def _training_sweeps(self) -> list[Sweep]:
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0 and not _capturing():
+            self.choose_method()
+        one_in = self.config.sample_one_in
+        return [sampled(find_sweep(self.means, self.config.backend, r), one_in) for r in self.reaches]
+
+    def loss(self, tau: float, n_examples: int) -> Tensor:
+        """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
+        return scaled_tau(tau, n_examples) * self.neg_log_prior()
+
+    def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
+        """`loss(tau, n_examples).backward()`, faster, with no second gradient in memory; returns the loss, detached.
+
+        To be called after the backward of the task loss: it adds to the gradients that are there.
+        """
+        return self.add_scaled_gradients_(self.means.new_full((), scaled_tau(tau, n_examples)))
+
+    def add_scaled_gradients_(
+        self,
+        scale: Tensor,  # 0-d
+        weight_grads: Sequence[Tensor] | None = None,  # to add to instead of the weights' own, in the order of `view`
+    ) -> Tensor:  # 0-d
+        """The same with tau / N in a tensor, as a captured step needs it."""
+        weights = self.view.tensors
+        if weight_grads is None:
+            for w in weights:
+                if w.grad is None and w.requires_grad:
+                    w.grad = torch.zeros_like(w)
+            weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+        parameters = self._normalized()
+        remaining, results = iter(weight_grads), []
+        for k, (part, sweep) in enumerate(zip(self.parts, self._training_sweeps(), strict=True)):
+            own = [next(remaining) for _ in part.shared]
+            log_mixing, mean, log_var = (p[k] for p in parameters)
+            together = self.config.sample_one_in == 1
+            results.append(mixture_nll_grad_(sweep, part.tensors, own, log_mixing, mean, log_var, scale, together))
+        grads = torch.stack([grad for _, grad in results], 1)  # (3, parts, J + 1)
+        hyper = self._hyper_priors(parameters[0], parameters[2])
+        pushed = [(p, g) for p, g in zip(parameters, scale * grads, strict=True) if p.requires_grad]
+        if hyper.requires_grad:
+            pushed.append((hyper, scale))
+        torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
+        return scale * (torch.stack([loss for loss, _ in results]).sum() + hyper.detach())
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""
+        mixing = [p for p in (self.mixing_logits, self.zero_logit) if isinstance(p, nn.Parameter)]
+        return [
+            {"params": [self.means], "lr": self.config.lr_means, "weight_decay": 0.0},
+            {"params": [self.log_vars], "lr": self.config.lr_log_vars, "weight_decay": 0.0},
+            {"params": mixing, "lr": self.config.lr_mixing, "weight_decay": 0.0},
+        ]
+
+    def quantize(self, config: MergeConfig | None = None, *, hard: bool = False) -> Compressed:
+        """Merge and quantize what has been trained so far: the end of a training loop of your own.
+
+        `hard`: the last steps were hard ones, and each weight keeps the component that they gave it.
+        """
+        import softshare  # by the front door: what this ends with is above this room
+
+        return softshare.quantize_prior(self, config or MergeConfig(), hard)
+
+
+def scaled_tau(tau: float, n_examples: int) -> float:
+    if not 0 <= tau < math.inf:
+        raise ConfigError(f"tau: expected a number of at least 0, got {tau}")
+    if n_examples < 1:
+        raise ConfigError(f"n_examples: expected the size of the training set, at least 1, got {n_examples}")
+    return tau / n_examples
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _initial_std(view: WeightView, config: PriorConfig) -> float:
+    if config.width is not None:
+        return config.width * (float(view.gather().double().square().mean().sqrt()) or 1.0)
+    low, high = view.range()
+    spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # a layer's weights may be all alike
+    return config.init_std if config.init_std is not None else spacing
+
+
+def _initial_means(view: WeightView, config: PriorConfig) -> Tensor:  # (components,)
+    weights = view.gather()
+    if config.init == "range":
+        return torch.linspace(*view.range(), config.components, dtype=weights.dtype, device=weights.device)
+    sample = weights[:: math.ceil(len(weights) / 2**20)]  # torch.quantile takes no more than 2^24
+    centres = (torch.arange(config.components, dtype=weights.dtype, device=weights.device) + 0.5) / config.components
+    return torch.quantile(sample, centres)

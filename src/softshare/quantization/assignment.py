@@ -1,0 +1,63 @@
+"""Quantize: every shared weight takes the mean of its most responsible component (paper, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from softshare.network.weights import SharedTensor, WeightView
+from softshare.prior.kernels import index_dtype
+from softshare.prior.mixture import Mixture
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
+
+
+def quantize(
+    view: WeightView,
+    mixtures: Mapping[str, Mixture],  # of each shared tensor; several may have the same one
+    values: Mapping[str, Tensor] | None = None,  # of its mixture's components, (J + 1,); by default their means
+) -> QuantizedWeights:
+    """Assign every shared weight to its most responsible component, under the prior's own responsibilities."""
+    groups: dict[int, list[SharedTensor]] = {}
+    for s in view.shared:
+        groups.setdefault(id(mixtures[s.name]), []).append(s)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for group in groups.values():
+        name = group[0].name
+        own = values[name] if values else mixtures[name].mean
+        found |= zip((s.name for s in group), _quantize(group, mixtures[name], own.detach().float()), strict=True)
+    return assemble(view, found)
+
+
+def _quantize(shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of one mixture, with one codebook: the values in use; one of exactly 0 is the zero component's."""
+    assigned = [mixture.assign(s.tensor).to(index_dtype(len(values))) for s in shared]
+    used = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    for components in assigned:
+        used[components.unique().long()] = True
+    codebook, index_of = order_values(torch.where(used, values, 0.0))  # an unused one is never looked up
+    index_of = index_of.to(index_dtype(len(codebook)))
+    codebook = codebook.cpu()
+    return [(index_of[a.long()].cpu(), codebook) for a in assigned]
+
+
+def order_values(
+    values: Tensor,  # (m,)
+) -> tuple[Tensor, Tensor]:  # (K,) and (m,)
+    """A codebook of them, each once, by magnitude from 0.0 on; and the index of each."""
+    values = F.pad(values, (1, 0)) + 0.0  # no -0.0
+    rising, place = values.unique(return_inverse=True)
+    order = rising.abs().argsort(stable=True)
+    return rising[order], order.argsort()[place[1:]]
+
+
+def assemble(
+    view: WeightView,
+    found: Mapping[str, tuple[Tensor, Tensor]],  # indices and codebook of each shared tensor
+) -> QuantizedWeights:
+    """With the rest as it is now."""
+    shared = (QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
+    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
+    return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order)

@@ -1,0 +1,63 @@
+"""Merge components that have become alike (paper, section 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softshare.config import MergeConfig
+from softshare.prior.mixture import Mixture
+
+
+def divergences(mixture: Mixture) -> Tensor:  # (J + 1, J + 1)
+    """Symmetric KL divergence between every two components, (KL(i||j) + KL(j||i)) / 2, in nats.
+
+    KL(i||j) = (log_var_j - log_var_i + (var_i + (mean_i - mean_j)^2) / var_j - 1) / 2; the logarithms cancel.
+    """
+    var = mixture.log_var.exp()
+    distance2 = (mixture.mean[:, None] - mixture.mean) ** 2
+    directed = (var[:, None] + distance2) / var - 1
+    return ((directed + directed.T) / 4).clamp(min=0)  # below 0 by rounding only
+
+
+def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[Mixture, list[list[int]]]:
+    """While the smallest divergence is below the threshold, merge that pair.
+
+    Mixing adds; mean and variance are mixing-weighted averages. A merge with the zero component keeps mean 0. Returned
+    with the components that each of the new ones is made of, the first of them first.
+    """
+    threshold = (config or MergeConfig()).merge_threshold
+    mixture = mixture.detach()
+    # In double from the logarithms on: what float32 takes for 0 may still be one half of the two.
+    mixing, var = mixture.log_mixing.double().exp(), mixture.log_var.double().exp()
+    mean = mixture.mean.double().clone()
+    groups = [[k] for k in range(len(mean))]
+    while len(mean) > 1:
+        table = divergences(Mixture(mixing.log(), mean, var.log())).fill_diagonal_(torch.inf)
+        first, second = sorted(divmod(int(table.argmin()), len(mean)))
+        if not table[first, second] < threshold:
+            break
+        total = mixing[first] + mixing[second]
+        share = mixing[second] / total
+        if first != 0:
+            mean[first] += share * (mean[second] - mean[first])
+        var[first] += share * (var[second] - var[first])
+        mixing[first] = total
+        keep = torch.arange(len(mean), device=mean.device) != second
+        mixing, mean, var = mixing[keep], mean[keep], var[keep]
+        groups[first] += groups.pop(second)
+    dtype = mixture.mean.dtype
+    return Mixture(mixing.log().to(dtype), mean.to(dtype), var.log().to(dtype)), groups
+
+
+def spread(
+    values: Tensor,  # (K,), of merged components
+    groups: Sequence[Sequence[int]],  # the components that each is made of
+) -> Tensor:
+    """The same, for each of the components before the merge."""
+    out = values.new_empty(sum(map(len, groups)))
+    for value, group in zip(values, groups, strict=True):
+        out[list(group)] = value
+    return out

@@ -1,0 +1,117 @@
+"""The mixture while it is trained: means with two-sigma bands, line width by mixing, merges (paper, figure 3, left)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from softshare.config import MergeConfig
+from softshare.prior.mixture import Mixture
+from softshare.quantization.merge import merge_groups, spread
+from softshare.report.frames import Array, Frames
+from softshare.report.run import Run
+from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure, tip
+
+_FAINTEST = -6.0  # log10 of the mixing of the thinnest line
+
+
+@dataclass(frozen=True, eq=False)
+class Dynamics:
+    """One mixture over E epochs; component 0 is the zero component."""
+
+    name: str
+    epochs: Array  # (E,)
+    mixing: Array  # (E, K)
+    mean: Array  # (E, K)
+    std: Array  # (E, K)
+    counts: Array  # (E, K) weights for which each is the most responsible
+    joined: Array  # (K,) frame from which it lies on a component before it to the end; -1: it does not
+    merged: Array  # (M,) means in the end, none while the run is not over
+    onto: Array  # (K,) which of them each component was merged into
+
+
+def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
+    frames = run.frames
+    if frames is None:
+        return ()
+    return tuple(_of_part(run, frames, int(part)) for part in frames.shown)
+
+
+def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
+    parameters = (frames.log_mixing[:, part], frames.mean[:, part], frames.log_var[:, part])
+    final = frames.final(part) if run.result else None
+    merged = np.empty(0) if final is None else final.mean.numpy()
+    onto = np.zeros(parameters[1].shape[1], int)
+    if final is not None:
+        _, groups = merge_groups(Mixture(*(torch.from_numpy(values[-1]) for values in parameters)), run.merging)
+        onto = spread(torch.arange(len(groups)), groups).numpy()
+    return Dynamics(
+        frames.parts[part],
+        frames.epochs,
+        np.exp(parameters[0]),
+        parameters[1],
+        np.exp(0.5 * parameters[2]),
+        frames.counts[:, part],
+        joined(*parameters, run.merging),
+        merged,
+        onto,
+    )
+
+
+def joined(
+    log_mixing: Array,  # (E, K)
+    mean: Array,  # (E, K)
+    log_var: Array,  # (E, K)
+    merging: MergeConfig,
+) -> Array:  # (K,)
+    """The frame from which on merging would join a component with one before it; -1 for none."""
+    apart = np.zeros(mean.shape, bool)
+    for own, *values in zip(apart, log_mixing, mean, log_var, strict=True):
+        _, groups = merge_groups(Mixture(*map(torch.from_numpy, values)), merging)
+        own[[group[0] for group in groups]] = True
+    last_apart = np.where(apart.any(0), len(apart) - 1 - apart[::-1].argmax(0), -1)
+    out: Array = np.where(last_apart == len(apart) - 1, -1, last_apart + 1)
+    return out
+
+
+def draw_dynamics(data: Dynamics) -> Any:
+    from matplotlib.collections import LineCollection
+
+    figure = new_figure(4.8, 3.8)
+    axes = figure.subplots()
+    x, end = data.epochs, data.epochs[-1] + max(1.0, 0.06 * np.ptp(data.epochs))
+    width = 0.5 + 5 * np.clip(1 - np.log10(np.maximum(data.mixing, 1e-30)) / _FAINTEST, 0, 1)
+    for k in range(data.mean.shape[1]):
+        colour = INK if k == 0 else SERIES[(k - 1) % len(SERIES)]
+        in_use = data.counts[-1, k] > 0
+        low, high = data.mean[:, k] - 2 * data.std[:, k], data.mean[:, k] + 2 * data.std[:, k]
+        axes.fill_between(x, low, high, color=colour, alpha=0.1 if in_use else 0.03, linewidth=0)
+        points = np.stack([x, data.mean[:, k]], 1)
+        segments = np.stack([points[:-1], points[1:]], 1)
+        line: dict[str, Any] = {"linewidths": width[1:, k], "colors": colour}
+        line |= {"capstyle": "round"} if in_use else {"alpha": 0.3}  # clear ends would show where they overlap
+        axes.add_collection(LineCollection(list(segments), **line))
+        if data.joined[k] >= 0:
+            at = data.joined[k]
+            ring = axes.plot(x[at], data.mean[at, k], "o", ms=6, mfc="none", mec=colour, zorder=4)[0]
+            tip(ring, f"from epoch {x[at]} on this component lies on another")
+        if data.merged.size:
+            axes.plot([x[-1], end], [data.mean[-1, k], data.merged[data.onto[k]]], ":", color=colour, linewidth=0.8)
+    for k, mean in enumerate(data.merged):
+        n = int(data.counts[-1, data.onto == k].sum())
+        dot = axes.plot(end, mean, "o", ms=5 if n else 3, color=INK if n else FAINT, zorder=10)[0]
+        tip(dot, f"after merging: {mean:.4g}, {n:,} weights")
+    texts = []
+    for e in range(len(x)):
+        used = data.counts[e] > 0
+        means = ", ".join(f"{m:.3g}" for m in np.sort(data.mean[e, used])[:9])
+        texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
+    epoch_tips(axes, x, texts)
+    axes.autoscale_view()
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="epoch", ylabel="mean ± 2 standard deviations")
+    axes.set_title(data.name)
+    return figure

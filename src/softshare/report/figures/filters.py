@@ -1,0 +1,144 @@
+"""Filters before and after: of the first convolutions and of the first fully-connected layer (appendix D)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from softshare._util.run_folder import PRETRAINED
+from softshare.compressed import Compressed
+from softshare.report.frames import Array
+from softshare.report.run import Run
+from softshare.report.style import FAINT, new_figure, shorten, signed_image
+
+MOST_OUTPUTS, MOST_INPUTS = 50, 32  # of a layer
+MOST_IMAGES = 100  # of a layer whose input is one image
+LAYERS = 2  # convolutions shown, as in the paper
+LEAST_SIDE = 8  # of an image that goes straight into a fully-connected layer; fewer inputs are hardly one
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+Shape = tuple[int, ...]  # outputs, inputs, height, width
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Two pictures, tiles with a line between them: NaN where there is none."""
+
+    name: str
+    before: Array  # (h, w)
+    after: Array  # (h, w)
+    left_out: str  # what is not in the pictures
+
+
+def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
+    """What the figure needs of the file: the first so many filters of each layer, its units where the network has them.
+
+    The film keeps it, for a file's units may stand in another order.
+    """
+    placed = compressed.in_place(model)
+    return {
+        name: _kept(placed[name].reshape(shape)).clone()
+        for name, shape in filter_shapes(model).items()
+        if name in placed
+    }
+
+
+def filter_shapes(model: nn.Module) -> dict[str, Shape]:
+    """The weights that are filters of images: of the first convolutions, and of the first fully-connected layer.
+
+    The latter reads an image, of one channel or three, where it is the first layer of all, and right behind a
+    convolution the channels of that, flattened. What it reads elsewhere is no image.
+    """
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None and not isinstance(module, _NORMS)
+    ]
+    convolutions = {f"{n}.weight": tuple(m.weight.shape) for n, m in layers if isinstance(m, nn.Conv2d)}
+    found = dict(list(convolutions.items())[:LAYERS])
+    k = next((k for k, (_, module) in enumerate(layers) if isinstance(module, nn.Linear)), None)
+    if k is None:
+        return found
+    name, linear = layers[k]
+    units, inputs = linear.get_parameter("weight").shape
+    before = layers[k - 1][1] if k else None
+    if isinstance(before, nn.Conv2d):
+        shapes = [(before.out_channels, 2)]
+    else:
+        shapes = [] if before else [(1, LEAST_SIDE), (3, LEAST_SIDE)]
+    for channels, least in shapes:
+        side = math.isqrt(inputs // channels)
+        if channels * side**2 == inputs and side >= least:
+            found[f"{name}.weight"] = (units, channels, side, side)
+    return found
+
+
+def filters_data(run: Run) -> tuple[Filters, ...]:
+    frames = run.frames
+    if frames is None:
+        return ()
+    found, there = [], run.checkpoint(PRETRAINED)
+    for name, after in frames.filters.items():
+        if name not in there:
+            continue
+        before = there[name]
+        before = before.reshape(len(before), -1, *after.shape[2:])
+        n, m = before.shape[0] * before.shape[1], after.shape[0] * after.shape[1]
+        left_out = "" if m == n else f"{m:,} of {n:,} filters"
+        found.append(Filters(name, _picture(_kept(before).float().numpy()), _picture(after), left_out))
+    return tuple(found)
+
+
+def _kept(
+    filters: Tensor,  # (outputs, inputs, h, w)
+) -> Tensor:
+    return filters[:MOST_IMAGES] if filters.shape[1] == 1 else filters[:MOST_OUTPUTS, :MOST_INPUTS]
+
+
+def _picture(
+    filters: Array,  # (outputs, inputs, h, w)
+) -> Array:
+    """A row for each input, a column for each output; those of one input in a square."""
+    return _in_a_square(filters[:, 0]) if filters.shape[1] == 1 else tiled(filters.swapaxes(0, 1))
+
+
+def _in_a_square(
+    images: Array,  # (n, h, w)
+) -> Array:
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    padded = np.full((rows * columns, *images.shape[1:]), np.nan, np.float32)
+    padded[: len(images)] = images
+    return tiled(padded.reshape(rows, columns, *images.shape[1:]))
+
+
+def tiled(
+    images: Array,  # (rows, columns, h, w)
+) -> Array:  # (rows * (h + 1) - 1, columns * (w + 1) - 1)
+    rows, columns, h, w = images.shape
+    out = np.full((rows * (h + 1), columns * (w + 1)), np.nan, np.float32)
+    for r in range(rows):
+        for c in range(columns):
+            out[r * (h + 1) :, c * (w + 1) :][:h, :w] = images[r, c]
+    return out[:-1, :-1]
+
+
+def draw_filters(data: Filters) -> Any:
+    h, w = data.before.shape
+    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, legible on a phone
+    largest = float(np.nanquantile(np.abs(data.before), 0.995))
+    for axes, picture, title in zip(figure.subplots(2, 1), (data.before, data.after), ("before", "after"), strict=True):
+        axes.imshow(signed_image(picture, largest), interpolation="nearest")
+        lines = np.zeros((*picture.shape, 4))
+        lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.25, 0)
+        axes.imshow(lines, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(title)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=FAINT)
+    figure.suptitle(shorten(data.name, 60) + (f" ({data.left_out})" if data.left_out else ""), fontsize=9)
+    return figure

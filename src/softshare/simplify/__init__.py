@@ -1,0 +1,1 @@
+"""Other weights of the same function: units reordered, units without effect removed."""

@@ -1,0 +1,117 @@
+"""Shrink: the same function by a smaller network, without the hidden units that do nothing."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from softshare.network.chains import Link, find_links
+from softshare.network.weights import load_state_
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.symmetries import Units
+
+
+@torch.no_grad()
+def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A smaller copy of `model`, with `weights` where given, that computes the same in evaluation mode.
+
+    In chains of Linear and Conv2d, a hidden unit goes whose outgoing weights are all 0, or whose incoming ones are:
+    its constant output is added to the next layer's biases. One that goes may leave others without effect: repeated
+    until nothing changes. A constant stays where zero padding, or a pooling that counts it, makes it differ from place
+    to place. Every layer keeps at least one unit. Functions agree to float rounding.
+    """
+    small = copy.deepcopy(model)
+    if weights is not None:
+        state = weights.state_dict() if isinstance(weights, QuantizedWeights) else weights
+        load_state_(small, state, "the state dict")
+    links = [dataclasses.replace(link, has_bias=True) for link in find_links(small)[0] if link.n_units]
+    layers = {name: small.get_submodule(name) for link in links for name in (link.source, link.target)}
+    tensors = {k: t for name, layer in layers.items() for k, t in _tensors(name, layer).items()}
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    units = [Units.of(tensors, shapes, link) for link in links]
+    changed = True
+    while changed:
+        changed = False
+        for link, u in zip(links, units, strict=True):
+            uniform = _keeps_constants(layers[link.target])
+            changed |= _empty_units_(link, u, tensors[f"{link.target}.bias"], uniform)
+    _cut_(tensors, links, units)
+    for name, layer in layers.items():
+        _replace_(layer, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+    return small
+
+
+def _tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """Copies of a layer's weights and biases, zeros where it has none."""
+    weight = layer.get_parameter("weight").detach().clone(memory_format=torch.contiguous_format)
+    bias = weight.new_zeros(weight.shape[0]) if layer.bias is None else layer.get_parameter("bias").detach().clone()
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def _keeps_constants(layer: nn.Module) -> bool:
+    """Whether a layer sees a constant input channel as that constant at every place."""
+    return not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.padding in ((0, 0), "valid")
+
+
+def _empty_units_(
+    link: Link,
+    units: Units,
+    next_bias: Tensor,  # (units of the next layer,)
+    uniform: bool,  # whether the next layer sees constants as such
+) -> bool:
+    """Set the weights of units that do nothing, or could be biases instead, to 0; whether there was one."""
+    reads, feeds = (units.incoming != 0).any(1), (units.outgoing != 0).any(2).any(0)
+    constant = _arriving(link, units.bias)
+    known = (constant == 0) | (~constant.isnan() & uniform)
+    folds = feeds & ~reads & known
+    next_bias += (units.outgoing[:, folds].double().sum(2) @ constant[folds].double()).to(next_bias.dtype)
+    gone = folds | (~feeds & (reads | (units.bias != 0)))
+    units.zero_(gone)
+    return bool(gone.any())
+
+
+def _arriving(
+    link: Link,
+    values: Tensor,  # (units,)
+) -> Tensor:  # (units,)
+    """What units of these constant outputs reach the next layer as; NaN where that is not the same everywhere."""
+    values = values.clone()  # a step may act in place
+    for step in link.steps:
+        if step.kind == "unit":
+            values = step.apply(values)
+        elif step.kind == "scale":
+            values = torch.where(values == 0, values, torch.nan)
+    return values
+
+
+def _cut_(tensors: dict[str, Tensor], links: Sequence[Link], units: Sequence[Units]) -> None:
+    """Leave out the units without outgoing weights: first from the next layer's inputs, then from their own layer."""
+    kept = [_kept(u) for u in units]
+    for link, u, keep in zip(links, units, kept, strict=True):
+        name = f"{link.target}.weight"
+        n_next, _, *kernel = tensors[name].shape
+        tensors[name] = u.outgoing[:, keep].reshape(n_next, -1, *kernel)
+    for link, keep in zip(links, kept, strict=True):
+        for name in (f"{link.source}.weight", f"{link.source}.bias"):
+            tensors[name] = tensors[name][keep]
+
+
+def _kept(units: Units) -> Tensor:  # (kept,)
+    feeds = (units.outgoing != 0).any(2).any(0)
+    return feeds.nonzero().flatten() if feeds.any() else torch.zeros(1, dtype=torch.int64, device=feeds.device)
+
+
+def _replace_(layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+    """Put new weights in, and a bias where there was one or is one now."""
+    trained = layer.get_parameter("weight").requires_grad
+    layer.weight = nn.Parameter(weight, trained)
+    if layer.bias is not None or bias.any():
+        layer.bias = nn.Parameter(bias, trained)
+    if isinstance(layer, nn.Conv2d):
+        layer.out_channels, layer.in_channels = weight.shape[:2]
+    elif isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = weight.shape

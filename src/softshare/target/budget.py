@@ -1,0 +1,112 @@
+"""A budget: a run's target, how it is steered there and how what comes out is trimmed to it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from softshare.codec import decode, encode
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError
+from softshare.network.weights import load_state_
+from softshare.prior.prior import MixturePrior
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.symmetries import Simplified, simplify
+from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
+from softshare.target.steer import Steering
+from softshare.target.trim import Cuts, Trimmed, trim_to_bytes, trim_to_error
+from softshare.task import Task
+
+
+def check_target(target: Target, config: CompressConfig) -> None:
+    """Whether a run by this config can be steered to it."""
+    if not isinstance(target, MaxBytes | MaxError | MaxErrorIncrease):
+        raise ConfigError(f"target: expected MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
+    if config.retrain.hard_from == 1 or not config.retrain.zeroing:
+        raise ConfigError(
+            "target: it is met by zeroing in a hard phase; expected hard_from below 1 and zeroing above 0, got "
+            f"{config.retrain.hard_from} and {config.retrain.zeroing}"
+        )
+
+
+def check_size(target: MaxBytes, quantized: QuantizedWeights, config: CompressConfig) -> None:
+    """Whether a file can be so small: not by its shared weights, which may all be 0, but by all else in it."""
+    empty = tuple(dataclasses.replace(t, indices=torch.zeros_like(t.indices)) for t in quantized.shared)
+    least = len(encode(dataclasses.replace(quantized, shared=empty), config.encode))
+    if target.max_bytes < least:
+        raise ConfigError(
+            f"target: expected at least {least:,} bytes, which the file takes with every shared weight 0, got "
+            f"{target.max_bytes:,}"
+        )
+
+
+class Budget:
+    """Of one run, in which `task.model` is trained; `quantized` gives that network as it would be quantized now."""
+
+    def __init__(
+        self,
+        task: Task,
+        prior: MixturePrior,
+        config: CompressConfig,
+        target: Target,
+        quantized: Callable[[], QuantizedWeights],
+    ) -> None:
+        check_target(target, config)
+        self.task, self.prior, self.config, self.target = task, prior, config, target
+        self._quantized, self._judged = quantized, copy.deepcopy(task.model).eval()
+        self.steering = Steering(
+            self._resolve(target), config.retrain, task.model, prior, self._size_now, self._error_now
+        )
+
+    def _resolve(self, target: Target) -> MaxBytes | MaxError:
+        """Nothing relative is left in it, and it is not known to be out of reach."""
+        if isinstance(target, MaxErrorIncrease):
+            return MaxError(self._evaluate() + target.max_error_increase)
+        if isinstance(target, MaxBytes):
+            check_size(target, self._quantized(), self.config)
+        return target
+
+    def trim(self, quantized: QuantizedWeights) -> Trimmed:
+        """The finished network, its cheapest weights zeroed as far as the target asks or allows."""
+        shared = self.prior.view.shared
+        unknown = [torch.full_like(s.tensor, torch.inf) for s in shared]  # no step was hard: nothing can be cut
+        curvatures = zip((s.name for s in shared), self.steering.curvatures or unknown, strict=True)
+        cuts = Cuts(quantized, dict(curvatures))
+        target = self.steering.target
+        if isinstance(target, MaxBytes):
+            return trim_to_bytes(cuts, target.max_bytes, self._simplify, self._size)
+        return trim_to_error(cuts, target.max_error, self._simplify, self._error)
+
+    def outcome(self, trimmed: Trimmed) -> Outcome:
+        target = self.steering.target
+        limit = target.max_bytes if isinstance(target, MaxBytes) else target.max_error
+        return Outcome(self.target, limit, trimmed.reached)
+
+    def _simplify(self, quantized: QuantizedWeights) -> Simplified:
+        if not self.config.simplify.symmetries:
+            return Simplified(quantized, [], {})
+        return simplify(self.task.model, quantized, self.config.encode)
+
+    def _size_now(self, exact: bool) -> int:
+        quantized = self._quantized()
+        return self._size(self._simplify(quantized).quantized if exact else quantized)
+
+    def _error_now(self) -> float:
+        return self._error(self._quantized())
+
+    def _size(self, quantized: QuantizedWeights) -> int:
+        return len(encode(quantized, self.config.encode))
+
+    def _error(self, quantized: QuantizedWeights) -> float:
+        """By way of the file."""
+        named = dataclasses.replace(self.config.encode, names="keep")
+        state = decode(encode(quantized, named), max_bytes=None).state_dict()
+        load_state_(self._judged, state, "the decoded file")
+        return self._evaluate()
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        return float(self.task.evaluate(self._judged))

@@ -1,0 +1,113 @@
+"""Trim: zero the cheapest weights of a quantized network, as many as its target asks for, by the files themselves.
+
+Cheap is a weight that adds little to the loss, by its curvature, for the bits it saves. Their estimate proposes, and
+what is measured on the file decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.symmetries import Simplified
+from softshare.train.zeroing import Cheapest, cost_and_bits
+
+NEAR = 0.99  # of a budget in bytes: near enough
+MOST_TRIES = 16
+FIRST_STEP = 0.01  # of the bits that all weights could save
+HALVINGS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Trimmed:
+    simplified: Simplified
+    reached: float  # bytes, or percent of error
+
+
+class Cuts:
+    """A quantized network with its cheapest weights zeroed."""
+
+    def __init__(self, quantized: QuantizedWeights, curvatures: Mapping[str, Tensor]) -> None:
+        self.quantized = quantized
+        self._cheapest = Cheapest(
+            [
+                cost_and_bits(t.indices.long().reshape(t.shape), t.codebook, curvatures[t.name].cpu())
+                for t in quantized.shared
+                if t.indices.numel()
+            ]
+        )
+        self.total = self._cheapest.total
+
+    def saving(self, bits: float) -> QuantizedWeights:
+        """So many bits are saved, by estimate."""
+        if bits <= 0:
+            return self.quantized
+        masks = iter(self._cheapest.saving(bits))
+        shared = (
+            dataclasses.replace(t, indices=t.indices.masked_fill(next(masks), 0)) if t.indices.numel() else t
+            for t in self.quantized.shared
+        )
+        return dataclasses.replace(self.quantized, shared=tuple(shared))
+
+
+def trim_to_bytes(
+    cuts: Cuts, limit: int, simplify: Callable[[QuantizedWeights], Simplified], size: Callable[[QuantizedWeights], int]
+) -> Trimmed:
+    """The largest file found of at most so many bytes, within 1% of it as a rule; if there is none, the smallest."""
+
+    def at(bits: float) -> Trimmed:
+        simplified = simplify(cuts.saving(bits))
+        return Trimmed(simplified, size(simplified.quantized))
+
+    best = whole = at(0.0)
+    if whole.reached <= limit:
+        return whole
+    low, high = 0.0, cuts.total  # bits saved that are too few, and that are enough
+    aim = (1 + NEAR) / 2 * limit
+    bits = 8 * (whole.reached - aim)
+    for _ in range(MOST_TRIES):
+        if NEAR * limit <= best.reached <= limit or high - low < 1:
+            break
+        bits = bits if low < bits < high else (low + high) / 2
+        tried = at(bits)
+        if tried.reached <= limit:
+            high = bits
+            best = tried if best.reached > limit or tried.reached > best.reached else best
+        else:
+            low = bits
+        saved = whole.reached - tried.reached
+        bits *= (whole.reached - aim) / saved if saved > 0 else 2
+    return best if best.reached <= limit else at(cuts.total)
+
+
+def trim_to_error(
+    cuts: Cuts,
+    limit: float,
+    simplify: Callable[[QuantizedWeights], Simplified],
+    error: Callable[[QuantizedWeights], float],
+) -> Trimmed:
+    """As much zeroed as was found to keep the error within the limit."""
+    fitting, step = [0.0], FIRST_STEP * cuts.total
+    tried = step
+    while tried < cuts.total and error(cuts.saving(tried)) <= limit:
+        fitting.append(tried)
+        step *= 2
+        tried += step
+    low, high = fitting[-1], min(tried, cuts.total)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if error(cuts.saving(middle)) <= limit:
+            fitting.append(middle)
+            low = middle
+        else:
+            high = middle
+    for bits in reversed(fitting):  # simplifying changes the order of float sums, and so, rarely, an answer
+        simplified = simplify(cuts.saving(bits))
+        trimmed = Trimmed(simplified, error(simplified.quantized))
+        if trimmed.reached <= limit:
+            break
+    return trimmed

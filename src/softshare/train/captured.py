@@ -1,0 +1,178 @@
+"""A training step captured into a CUDA graph: the steps of a small network are bound by launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.step import Latent, Step, _device
+
+SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
+
+
+MOST_GRAPHS = 16
+
+
+WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
+
+
+class CapturedStep(Step):
+    """The same step: the first few as they are, then replayed from one graph for every shape of batch."""
+
+    _captured = True
+
+    def __init__(
+        self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
+    ) -> None:
+        if _device(task).type != "cuda":
+            raise ConfigError(f"capture: the network must be on a CUDA GPU, but it is on {_device(task)}")
+        if prior and prior.config.sample_one_in > 1:
+            raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
+        super().__init__(task, prior, config, latent)
+        self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
+        self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
+        self._own_grads: list[Tensor] = []
+        self._graphs: dict[Any, _Graph] = {}
+        self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
+        self._way = (list(prior.reaches) if prior else None, self.hard)
+
+    def _make_optimizers(
+        self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
+    ) -> list[torch.optim.Optimizer]:
+        self._rates = torch.tensor([g["lr"] for g in network + mixture], device=_device(self.task))
+        rates = iter(self._rates)
+        return super()._make_optimizers(*([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture)))
+
+    def _set_rates(self, rates: list[float]) -> None:
+        self._rates.copy_(torch.tensor(rates), non_blocking=True)  # one copy: a launch takes as long as a small kernel
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What it returns is overwritten by the next call."""
+        way = (list(self.prior.reaches) if self.prior else None, self.hard)
+        if way != self._way:  # another step now
+            self._graphs.clear()
+            self._runs.clear()
+            self._way = way
+        key = _key(batch)
+        with torch.cuda.device(_device(self.task)):
+            if self._runs[key] < WARM_UP:
+                self._runs[key] += 1
+                return self._run_aside(batch)
+            if key not in self._graphs:
+                if len(self._graphs) == MOST_GRAPHS:
+                    raise ConfigError(
+                        f"capture: batches of more than {MOST_GRAPHS} shapes, each of which takes a graph and its "
+                        "memory; pad them to fewer, or train without capture"
+                    )
+                self._graphs[key] = _Graph(super().__call__, batch, self._stream)
+            return self._graphs[key].replay(_tensors(batch))
+
+    def _start_prior(self) -> None:
+        if self.prior and self._side_by_side:
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self._own_grads = [torch.zeros_like(w) for w in self.prior.view.tensors]
+                self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
+
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
+        if self.hard or not self._side_by_side:
+            return super()._add_prior(prior)
+        torch.cuda.current_stream().wait_stream(self._side)
+        present, added = [], []
+        for w, own in zip(prior.view.tensors, self._own_grads, strict=True):
+            if w.grad is not None:
+                present.append(w.grad)
+                added.append(own)
+            elif w.requires_grad:
+                w.grad = own
+        if present:
+            torch._foreach_add_(present, added)
+        return self._prior_loss
+
+    def _run_aside(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """On another stream, as what will be captured must have been."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            out = super().__call__(batch)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return out
+
+
+class _Graph:
+    def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: Any, stream: torch.cuda.Stream) -> None:
+        self._batch = _map(torch.clone, batch)
+        self._graph = torch.cuda.CUDAGraph()
+        cause: Exception | None = None
+        try:
+            # "thread_local": what other threads do, as those that load data, is their own affair
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                try:
+                    self._out = step(self._batch)
+                except Exception as problem:  # ending the capture will raise another one over it
+                    cause = problem
+                    raise
+        except RuntimeError as problem:
+            cause = cause or problem
+            if isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, RuntimeError):
+                raise cause from None
+            raise ConfigError(
+                "capture: Task.loss cannot be captured into a CUDA graph; it must not wait for the GPU (.item(), "
+                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {cause}"
+            ) from cause
+
+    def replay(self, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        for own, new in zip(_tensors(self._batch), tensors, strict=True):
+            own.copy_(new)
+        self._graph.replay()
+        return self._out
+
+
+def _key(batch: Any) -> Any:
+    """Shapes and dtypes, with the names and the order of what a batch holds."""
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype
+    if isinstance(batch, dict):
+        return tuple((name, _key(value)) for name, value in batch.items())
+    if isinstance(batch, list | tuple):
+        return (type(batch), *(_key(value) for value in batch))
+    if dataclasses.is_dataclass(batch):
+        return (type(batch), *(_key(getattr(batch, f.name)) for f in dataclasses.fields(batch)))
+    return None  # which `_map` refuses
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    found: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    _map(note, batch)
+    return iter(found)
+
+
+def _map(function: Callable[[Tensor], Any], batch: Any) -> Any:
+    """The same batch with every tensor in it replaced."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: _map(function, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        items = [_map(function, value) for value in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        values = {f.name: _map(function, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **values)
+    raise ConfigError(
+        "capture: expected batches of tensors, in tuples, lists, dicts or dataclasses, but one holds a "
+        f"{type(batch).__name__}"
+    )

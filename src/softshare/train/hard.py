@@ -1,0 +1,68 @@
+"""The hard phase: the network runs on quantized weights, while the weights behind them go on being trained.
+
+In each step every shared weight takes the mean of its most responsible component for the time of forward and
+backward. The gradient found there is used for the weight itself, straight through, and summed over a component's
+weights it is the gradient of that component's mean. The prior goes on pulling the weights behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from softshare.prior.kernels import quantize_, sum_by_component
+from softshare.prior.prior import MixturePrior
+
+
+@contextmanager
+def hard_step(prior: MixturePrior) -> Iterator[None]:
+    """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too.
+
+    Gradients that the weights have already are added to, and are no part of the means'.
+    """
+    weights = prior.view.tensors
+    before = [w.grad for w in weights]
+    for w in weights:
+        w.grad = None
+    try:
+        with quantized(prior) as assigned:
+            yield
+        add_mean_gradients_(prior, assigned)
+    finally:
+        for w, earlier in zip(weights, before, strict=True):
+            if earlier is not None:
+                w.grad = earlier if w.grad is None else earlier.add_(w.grad)
+
+
+@contextmanager
+def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
+    """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
+    assigned, kept = [], []
+    try:
+        with torch.no_grad():
+            for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+                for w in part.tensors:
+                    index, own = quantize_(w, mixture.log_mixing, mixture.mean, mixture.log_var)
+                    assigned.append(index)
+                    kept.append(own)
+        yield assigned
+    finally:
+        with torch.no_grad():
+            if kept:  # less than all after an error
+                torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
+
+
+@torch.no_grad()
+def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None:
+    """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
+    if not prior.means.requires_grad:
+        return
+    rows = [k for k, part in enumerate(prior.parts) for _ in part.shared]
+    tensors = zip(assigned, prior.view.tensors, rows, strict=True)
+    sums = torch.empty_like(prior.log_vars)  # (parts, J + 1)
+    sum_by_component([(index, w.grad, row) for index, w, row in tensors if w.grad is not None], sums)
+    gradient = sums[:, 1:].contiguous()
+    prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient

@@ -1,0 +1,75 @@
+"""Several trainings after each other as one history, which the hooks see as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from softshare.config import RetrainConfig
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.retrain import retrain_
+from softshare.train.step import Latent
+from softshare.train.zeroing import Zeroing
+
+
+class Phases(Hook):
+    """Epochs are numbered through. A phase begins with a record of its own, at the epoch where the one before it ended:
+    the network as pruning or sharing has left it.
+    """
+
+    def __init__(self, task: Task, epochs: int, hooks: Sequence[Hook]) -> None:
+        self.task, self.epochs, self.hooks = task, epochs, hooks
+        self.history: tuple[EpochRecord, ...] = ()
+        self._done = 0  # epochs of the phases before
+        self._known: Mapping[str, Any] = {}
+        self._started = False
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._started:
+            for hook in self.hooks:
+                hook.on_end()
+
+    def run(
+        self,
+        config: RetrainConfig,
+        latent: Latent | None = None,
+        prior: MixturePrior | None = None,
+        known: Mapping[str, Any] | None = None,  # fields of every record, which no prior can say here
+        zeroing: Zeroing | None = None,
+    ) -> None:
+        self._known = known or {}
+        retrain_(self.task, prior, config, [self], latent, zeroing)
+        self._done += config.epochs
+
+    def on_prior(self, prior: MixturePrior | None) -> None:
+        for hook in self.hooks:
+            hook.on_prior(prior)
+
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        if not self._started:
+            self._started = True
+            for hook in self.hooks:
+                hook.on_start(self.epochs, steps_per_epoch)
+
+    def on_step(self, epoch: int, step: int) -> None:
+        for hook in self.hooks:
+            hook.on_step(self._done + epoch, step)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        record = dataclasses.replace(record, epoch=self._done + record.epoch, **self._known)
+        self.history += (record,)
+        for hook in self.hooks:
+            hook.on_epoch(record)
+
+    def on_return(self, epoch: int) -> None:
+        for hook in self.hooks:
+            hook.on_return(epoch)

@@ -1,0 +1,186 @@
+"""Retrain under the prior: task loss plus tau / N times -log p(w, theta) (paper, section 4.1); soft, then hard."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError, DivergedError
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.captured import CapturedStep
+from softshare.train.distill import distilled
+from softshare.train.hard import quantized
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.step import Latent, Step
+from softshare.train.zeroing import Zeroing, bit_price
+
+CHECK_EVERY = 50  # steps between looks at the loss: each look makes a GPU wait
+
+
+def retrain_(
+    task: Task,
+    prior: MixturePrior | None,
+    config: RetrainConfig,
+    hooks: Sequence[Hook] = (),
+    latent: Latent | None = None,
+    zeroing: Zeroing | None = None,
+) -> tuple[EpochRecord, ...]:
+    """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
+
+    With `latent`, the optimizer trains that, and the model's parameters follow from it. With `zeroing`, that decides
+    what is zeroed and may scale tau; by default it is done as the config says. With `config.distill` the network as it
+    is now is the teacher.
+
+    A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
+    good epoch. The global random state is seeded for the run and put back after it.
+    """
+    if config.distill:
+        task = distilled(task, task.model, config.distill)
+    run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
+    steps = length_of(task.train)
+    zeroing = zeroing or Zeroing(config.zeroing)
+    history: list[EpochRecord] = []
+    with seeded(task.model, config.seed), _notified(hooks):
+        run_step.latent.push_()
+        for hook in hooks:
+            hook.on_prior(prior)
+            hook.on_start(config.epochs, steps)
+        for epoch in range(config.epochs + 1):
+            start, task_loss, tau = time.perf_counter(), math.nan, 0.0
+            good = _state(task, prior)
+            try:
+                if epoch > 0:
+                    task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks, zeroing)
+                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
+            except FloatingPointError as problem:
+                _restore(task, prior, good)
+                under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
+                raise DivergedError(
+                    f"training diverged in epoch {epoch}: {problem}. The weights are again those before that epoch. "
+                    + (under_prior if prior else "Lower the learning rate."),
+                    good[0],
+                ) from None
+            history.append(record)
+            for hook in hooks:
+                hook.on_epoch(record)
+    return tuple(history)
+
+
+def _train_epoch(
+    task: Task,
+    prior: MixturePrior | None,
+    run_step: Step,
+    config: RetrainConfig,
+    epoch: int,
+    expected_steps: int | None,
+    hooks: Sequence[Hook],
+    zeroing: Zeroing,
+) -> tuple[float, float, int]:  # mean task loss, tau of the last step, steps
+    task.model.train()
+    if prior:
+        prior.choose_method()
+    run_step.sums.zero_()
+    step, tau = 0, 0.0
+    for step, batch in enumerate(task.train, start=1):
+        progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
+        tau = config.tau_at(progress) * zeroing.tau_scale if prior else 0.0
+        run_step.set(tau, config.decay_at(progress))
+        run_step.hard = prior is not None and progress >= config.hard_from
+        run_step(batch)
+        if step % CHECK_EVERY == 0:
+            _require_finite("the loss", float(run_step.sums[1]))
+        for hook in hooks:
+            hook.on_step(epoch, step)
+    if step == 0:
+        again = "" if epoch == 1 else f" in epoch {epoch}: it must give its batches anew each time it is iterated"
+        raise ConfigError(f"Task.train gave no batch{again}")
+    _require_finite("the loss", float(run_step.sums[1]))
+    for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
+        if parameter.requires_grad and parameter.numel():
+            _require_finite(name, float(parameter.detach().abs().max()))
+    if prior and run_step.hard and run_step.curvature:
+        curvatures = run_step.curvature.estimate(task.n_examples / step)
+        zeroing.zero_(prior, curvatures, bit_price(tau, task.n_examples), epoch / config.epochs)
+    return float(run_step.sums[0]) / step, tau, step
+
+
+def _record(
+    task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
+) -> EpochRecord:
+    task.model.eval()
+    with torch.no_grad():
+        with quantized(prior) if hard and prior else nullcontext():
+            error = float(task.evaluate(task.model))
+        if prior is None:
+            return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
+        prior_loss = float(prior.neg_log_prior())
+        _require_finite("-log p(w, theta)", prior_loss)
+        bits, alive = 0.0, 0
+        density: dict[str, float] = {}
+        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+            counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
+            bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
+            alive += int((counts.sum(0) > 0).sum())
+            shares = (counts[:, 1:].sum(1) / counts.sum(1).clamp(min=1)).tolist()
+            density |= {s.name: share for s, share in zip(part.shared, shares, strict=True)}
+        return EpochRecord(
+            epoch=epoch,
+            seconds=seconds,
+            tau=tau,
+            task_loss=task_loss,
+            prior_loss=prior_loss,
+            complexity_bits=bits,
+            validation_error=error,
+            components_alive=alive,
+            density=density,
+        )
+
+
+def _require_finite(what: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise FloatingPointError(f"{what} became {value}")
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many they are, where they can say."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # no length, or a DataLoader over a dataset without one
+        return None
+
+
+def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
+    return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
+
+
+def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> None:
+    task.model.load_state_dict(state[0])
+    if prior:
+        prior.load_state_dict(state[1])
+
+
+@contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed the global random state, that of the model's GPU too, and put it back afterwards."""
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _notified(hooks: Sequence[Hook]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.on_end()

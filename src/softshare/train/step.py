@@ -1,0 +1,124 @@
+"""One training step, as it is or captured into a CUDA graph: a small network's steps are bound by launches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.hard import hard_step
+from softshare.train.zeroing import Curvature
+
+
+class Latent:
+    """What the optimizer trains in place of the network's parameters, and how these follow from it.
+
+    This one is the identity: the optimizer trains the parameters themselves. Another may hold some of them to a mask or
+    to a codebook. What it does in a step may be captured, so it must not wait for the GPU, and keeps its tensors.
+    """
+
+    def parameters(self, model: nn.Module) -> list[Tensor]:
+        return list(model.parameters())
+
+    def pull_(self) -> None:
+        """From the gradients of the network's parameters, those of the latent ones; before the optimizer's step."""
+
+    def push_(self) -> None:
+        """From the latent parameters, the network's own; before training and after each of the optimizer's steps."""
+
+
+class Step:
+    """Gradients of the task loss and of the prior, and the optimizer's step.
+
+    No GPU has to wait, but in the first one and where the prior looks at its method.
+    """
+
+    _captured = False
+
+    def __init__(
+        self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
+    ) -> None:
+        self.task, self.prior, self.latent, self.config = task, prior, latent or Latent(), config
+        self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
+        parameters = self.latent.parameters(task.model)
+        network = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
+        self.optimizers = self._make_optimizers(network, prior.param_groups() if prior else [])
+        self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._base_rates = [float(group["lr"]) for group in self._groups]
+        self.sums = torch.zeros(2, device=_device(task))  # of the losses that the steps return, until set to 0
+        self._first = True
+        self.hard = False  # whether the network runs on quantized weights
+        self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
+
+    def _make_optimizers(
+        self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
+    ) -> list[torch.optim.Optimizer]:
+        """The mixture's is Adam always: a component's gradients grow with the number of its weights."""
+        fused = _device(self.task).type in ("cpu", "cuda")
+        if self.config.optimizer == "adam":
+            return [torch.optim.Adam(network + mixture, fused=fused, capturable=self._captured)]
+        sgd = torch.optim.SGD(network, momentum=0.9, nesterov=True, fused=fused)
+        return [sgd, torch.optim.Adam(mixture, fused=fused, capturable=self._captured)] if mixture else [sgd]
+
+    def set(self, tau: float, decay: float) -> None:
+        """The prior's weight, and what all learning rates are multiplied by, from now on."""
+        self._scale.fill_(tau / self.task.n_examples)
+        self._set_rates([base * decay for base in self._base_rates])
+
+    def _set_rates(self, rates: list[float]) -> None:
+        for group, rate in zip(self._groups, rates, strict=True):
+            group["lr"] = rate
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
+        """The task loss, and that of task and prior."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
+        if self.hard and self.prior:
+            with hard_step(self.prior):
+                task_loss = self._task_gradients(batch)
+            if self.curvature:
+                self.curvature.note_()
+        else:
+            self._start_prior()
+            task_loss = self._task_gradients(batch)
+        loss = task_loss = task_loss.detach()
+        if self.prior:
+            loss = task_loss + self._add_prior(self.prior)
+        self.latent.pull_()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.latent.push_()
+        self.sums += torch.stack([task_loss, loss])
+        return task_loss, loss
+
+    def _task_gradients(self, batch: Any) -> Tensor:
+        task_loss = self.task.loss(self.task.model, batch)
+        self._check(task_loss)
+        task_loss.backward()
+        return task_loss
+
+    def _start_prior(self) -> None:
+        """What of the prior can be done beside the network."""
+
+    def _add_prior(self, prior: MixturePrior) -> Tensor:
+        return prior.add_scaled_gradients_(self._scale)
+
+    def _check(self, task_loss: Tensor) -> None:
+        if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:
+            # backward would sum a vector, and the task would weigh its batch size times too much
+            came = f"shape {tuple(task_loss.shape)}" if isinstance(task_loss, Tensor) else type(task_loss).__name__
+            raise ConfigError(f"Task.loss must return the mean loss over the batch as a 0-d tensor, got {came}")
+        if self._first and not math.isfinite(value := float(task_loss.detach())):
+            raise ConfigError(f"Task.loss returned {value} on the first batch, before any training")
+        self._first = False
+
+
+def _device(task: Task) -> torch.device:
+    return next(task.model.parameters()).device

@@ -1,0 +1,175 @@
+"""A study's two figures: the paper's figure 2, and what the settings have to do with it. Drawing needs matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from softshare.config import Range
+from softshare.report.style import FAINT, INK, SERIES, new_figure
+from softshare.result import frontier
+from softshare.tune.space import Space
+from softshare.tune.trials import Row, chance, rank_correlations
+
+_RINGS = "oDs^"
+Points = list[tuple[float, float]]  # (compression ratio, percent points of accuracy lost)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One accounting: ratios of another may not share its axis."""
+
+    label: str
+    trials: Points  # complete ones
+    pruned: Points  # those of them that left a file
+    front: Points
+    tested: Points  # the front's files on the test set
+    published: Mapping[str, Points]
+
+
+@dataclass(frozen=True)
+class FrontData:
+    title: str
+    order: list[int]  # of the trials in both panels
+    file: Panel
+    paper: Panel
+
+
+@dataclass(frozen=True)
+class Others:
+    """What others have published of the same network, by who they are: real bytes, and estimates in Han's format."""
+
+    file: Mapping[str, Points] = field(default_factory=dict)
+    paper: Mapping[str, Points] = field(default_factory=dict)
+
+
+def no_others(title: str) -> Others:
+    return Others()
+
+
+def front_data(title: str, rows: Sequence[Row], others: Others) -> FrontData:
+    """Every trial that left a file; beside them what was published of the same network, each in its own accounting."""
+    files = _panel("ratio", "real bytes", "ratio", rows, others.file)
+    paper = _panel("ratio in the paper's format", "estimated bits, weights only", "han_ratio", rows, others.paper)
+    return FrontData(title, [row.trial for row in rows if row.state == "complete"], files, paper)
+
+
+def _panel(label: str, accounting: str, ratio: str, rows: Sequence[Row], theirs: Mapping[str, Points]) -> Panel:
+    def points(state: str) -> Points:
+        found = [row for row in rows if row.state == state and row.file_bytes is not None]
+        return [(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in found]
+
+    complete = points("complete")
+    best = frontier((1 / r, rise) for r, rise in complete)
+    tested = [row for row in rows if row.test_error is not None]
+    return Panel(
+        label=f"{label}; others: {accounting}" if theirs else label,
+        trials=complete,
+        pruned=points("pruned"),
+        front=[(1 / inverse, rise) for inverse, rise in best],
+        tested=[(getattr(row, ratio), _rise(row.test_error, row.test_error_before)) for row in tested],
+        published=theirs,
+    )
+
+
+def _rise(after: float | None, before: float | None) -> float:
+    return math.nan if after is None or before is None else after - before
+
+
+def draw_front(data: FrontData) -> Any:
+    """Accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
+    figure = new_figure(6.4, 10.5)
+    from matplotlib.ticker import LogLocator
+
+    for axes, panel in zip(figure.subplots(2, 1, sharey=True), (data.file, data.paper), strict=True):
+        points: dict[str, Any] = {"c": data.order, "cmap": "viridis_r", "edgecolors": FAINT, "linewidths": 0.4}
+        dots = axes.scatter(*zip(*panel.trials, strict=True), s=24, zorder=2, **points)
+        axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
+        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": INK})]
+        for k, (who, theirs) in enumerate(panel.published.items()):
+            marks.append(
+                (who, theirs, {"facecolors": "none", "edgecolors": SERIES[k % len(SERIES)], "marker": _RINGS[k % 4]})
+            )
+        for label, found, style in marks:
+            if found:
+                axes.scatter(*zip(*found, strict=True), s=48, label=label, **style)
+        axes.set(xscale="log", xlabel=panel.label)
+        axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # what was pruned may lie far off
+        if panel.pruned:
+            axes.scatter(*zip(*panel.pruned, strict=True), marker="x", s=16, c=FAINT, label="pruned", zorder=1)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set(ylabel="accuracy lost, percent points")
+        axes.grid(visible=True)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14))  # below, where no point is
+    figure.suptitle(data.title, fontsize=10)
+    figure.colorbar(dots, ax=figure.axes, label="trial", aspect=40)
+    return figure
+
+
+@dataclass(frozen=True)
+class SettingsData:
+    title: str
+    names: list[str]
+    ranges: list[Range]
+    lines: list[list[float]]  # of a complete trial, from 0 at the low end of each range to 1
+    ratios: list[float]
+    on_front: list[bool]
+    correlations: list[tuple[float, float]]  # of a setting, by rank, with error and bytes
+    chance: float  # a correlation below this says nothing
+
+
+def settings_data(title: str, rows: Sequence[Row], space: Space) -> SettingsData:
+    complete = [row for row in rows if row.state == "complete"]
+    found = rank_correlations(complete)
+    return SettingsData(
+        title=title,
+        names=list(space),
+        ranges=list(space.values()),
+        lines=[[_place(row.settings[name], range) for name, range in space.items()] for row in complete],
+        ratios=[row.ratio or math.nan for row in complete],
+        on_front=[row.on_front for row in complete],
+        correlations=[found[name] for name in space],
+        chance=chance(len(complete)),
+    )
+
+
+def _place(value: float, range: Range) -> float:
+    scale = math.log if range.log else float
+    low, high = scale(range.low), scale(range.high)
+    return (scale(value) - low) / (high - low)
+
+
+def draw_settings(data: SettingsData) -> Any:
+    """Above, a line a trial through its settings, the front's coloured by ratio; below, rank correlations."""
+    figure = new_figure(max(6.4, 0.68 * len(data.names)), 7)
+    lines, bars = figure.subplots(2, 1, height_ratios=(3, 2))
+    places = range(len(data.names))
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    colours: Any = ScalarMappable(LogNorm(min(data.ratios), max(data.ratios)), "viridis_r")
+    for line, ratio, best in sorted(zip(data.lines, data.ratios, data.on_front, strict=True), key=lambda t: t[2]):
+        style = {"color": colours.to_rgba(ratio), "linewidth": 1.8} if best else {"color": FAINT, "linewidth": 0.3}
+        lines.plot(places, line, **style)
+    for place, ends in zip(places, data.ranges, strict=True):
+        lines.axvline(place, color=FAINT, linewidth=0.5)
+        for y, value, side in ((-0.02, ends.low, "top"), (1.02, ends.high, "bottom")):
+            lines.text(place, y, f"{value:g}", ha="center", va=side, fontsize=8)
+    for axes in (lines, bars):
+        axes.set(xlim=(-0.5, len(data.names) - 0.5))
+    lines.set(ylim=(-0.1, 1.1), yticks=[], title=f"{data.title}: the front's settings, in colour, among all")
+    lines.set_xticks(places, [])
+    figure.colorbar(colours, ax=lines, label="ratio", format="{x:g}").ax.yaxis.set_minor_formatter("{x:g}")
+    errors, sizes = zip(*data.correlations, strict=True)
+    bars.bar([p - 0.2 for p in places], errors, 0.4, color=SERIES[0], label="with the error")
+    bars.bar([p + 0.2 for p in places], sizes, 0.4, color=SERIES[1], label="with the bytes")
+    chance = {"color": FAINT, "alpha": 0.2, "linewidth": 0}
+    bars.axhspan(-data.chance, data.chance, zorder=0, label="chance, 19 of 20", **chance)
+    bars.set(ylim=(-1, 1), ylabel="rank correlation")
+    bars.set_xticks(places, data.names, rotation=40, ha="right")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure

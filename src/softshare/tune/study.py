@@ -1,0 +1,199 @@
+"""An Optuna study that several processes share and any of them may leave: no trial is run twice, none is lost.
+
+Every running trial gives a sign of life, as an attribute in the storage. One that has given none for long is queued
+again, with the same settings, for whoever asks next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from softshare.config import Range
+from softshare.errors import ConfigError, NotAvailableError
+from softshare.tune.space import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+HEARTBEAT, GRACE = 10.0, 60.0  # seconds between signs of life, and without any until a trial's process is gone
+RETRIES = 2  # of a trial whose process is gone: it may be what it does to every process
+_ALIVE, _RETRY, _PLACE, _SETTINGS = "alive", "retry", "place", "softshare"
+
+
+def require_optuna() -> None:
+    try:
+        import filelock  # noqa: F401
+        import optuna  # noqa: F401
+        import scipy  # noqa: F401
+    except ImportError as problem:
+        raise NotAvailableError(
+            f"tune needs optuna, scipy and filelock ({problem}): pip install 'softshare[tune]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Optuna's log and its warnings of interfaces that may change: what becomes of a trial is said by us."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Those of a database as ours; its address is not told, for it may hold a password."""
+    import optuna
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as problem:
+        what = f"{problem} {problem.__cause__ or ''}".strip()
+        raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
+
+
+@contextlib.contextmanager
+def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """A database by its address, until the end of the block; its errors are raised as ours."""
+    import optuna
+
+    wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
+    with _storage_errors():
+        try:
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=wait)
+        except ImportError as problem:
+            raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+
+def open_study(
+    storage: optuna.storages.RDBStorage, name: str, settings: Mapping[str, Any], sampler: optuna.samplers.BaseSampler
+) -> optuna.Study:
+    """The study of this name in the storage, new or as it stands there; it must be one of the same settings."""
+    import optuna
+
+    study = optuna.create_study(
+        storage=storage, study_name=name, sampler=sampler, directions=["minimize", "minimize"], load_if_exists=True
+    )
+    study.set_metric_names(["validation error %", "bytes"])
+    ours = json.loads(json.dumps(settings))
+    theirs = study.user_attrs.get(_SETTINGS, ours)
+    if differing := [key for key in ours if theirs.get(key) != ours[key]]:
+        raise ConfigError(
+            f"the study {name!r} has other settings ({', '.join(differing)}); give those it was begun with, another "
+            "--study, or another --out"
+        )
+    study.set_user_attr(_SETTINGS, ours)
+    return study
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Trials of a study by what has become of them. One that failed, as its process was stopped, counts nowhere."""
+
+    finished: int  # complete or pruned
+    running: int
+
+
+def count(study: optuna.Study) -> Counts:
+    from optuna.trial import TrialState
+
+    states = [trial.state for trial in study.get_trials(deepcopy=False)]
+    finished = states.count(TrialState.COMPLETE) + states.count(TrialState.PRUNED)
+    return Counts(finished, states.count(TrialState.RUNNING))
+
+
+def ask(study: optuna.Study, space: Space, trials: int) -> optuna.Trial | None:
+    """The next trial, with all its settings; None where all are begun.
+
+    To be called by one process at a time: SQLite locks no rows, so that two could be given the same queued trial.
+    """
+    from optuna.trial import TrialState
+
+    _requeue_lost(study)
+    now = count(study)
+    if now.finished + now.running >= trials:
+        return None
+    trial = study.ask({name: _distribution(range) for name, range in space.items()})
+    trial.set_user_attr(_ALIVE, time.time())
+    before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state != TrialState.FAIL]
+    if len(before) >= trials:  # processes that share the storage but no folder have both gone for the last one
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    return trial
+
+
+def _distribution(range: Range) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if isinstance(range.low, int) and isinstance(range.high, int):
+        return IntDistribution(range.low, range.high, log=range.log)
+    return FloatDistribution(range.low, range.high, log=range.log)
+
+
+def _requeue_lost(study: optuna.Study) -> None:
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        if time.time() - trial.user_attrs.get(_ALIVE, began) > GRACE:
+            requeue(study, trial)
+
+
+def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
+    """End a running trial as failed, and queue another of the same settings."""
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import TrialState
+
+    try:
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (ValueError, UpdateFinishedTrialError):
+        return  # another process was quicker, or the trial was alive after all and has ended
+    retry = trial.user_attrs.get(_RETRY, 0) + 1
+    if retry <= RETRIES:
+        study.enqueue_trial(trial.params, user_attrs={_RETRY: retry, _PLACE: place(study, trial)})
+
+
+def place(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> int:
+    """The trial's number as if none had been queued again; one that was has that of the trial it stands for."""
+    first = [t for t in study.get_trials(deepcopy=False)[: trial.number] if _PLACE not in t.user_attrs]
+    return int(trial.user_attrs.get(_PLACE, len(first)))
+
+
+@contextlib.contextmanager
+def signs_of_life(trial: optuna.Trial) -> Iterator[None]:
+    """One every few seconds, for as long as the trial runs."""
+    import optuna
+
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(HEARTBEAT):
+            with contextlib.suppress(optuna.exceptions.OptunaError):  # the storage is busy, or has given it up
+                trial.set_user_attr(_ALIVE, time.time())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,87 @@
+"""What a study leaves: a folder for each trial, those of the front measured on the test set, and its summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from softshare._util.files import read_bytes, require_writable, write_atomic
+from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, write_pair
+from softshare.codec import decode
+from softshare.network.checkpoint import load_checkpoint
+from softshare.report.style import can_draw, styled, to_png
+from softshare.result import Result, final_error, load_copy
+from softshare.task import Task
+from softshare.tune.plots import Others, draw_front, draw_settings, front_data, settings_data
+from softshare.tune.space import Space
+from softshare.tune.trials import Row, front, to_csv
+
+TRIALS, FRONT = "trials", "front"
+SUMMARY, FRONT_PLOT, SETTINGS_PLOT = "summary.csv", "front.png", "settings.png"
+
+
+def prepare_folders(folder: Path) -> None:
+    for needed in (folder, folder / TRIALS, folder / FRONT):
+        require_writable(needed)
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Holds the trial's file and result."""
+    return folder / f"trial-{number:04d}"
+
+
+def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
+    """The rows, those of the front with their test errors; the front's pairs are copied out, and no others left there.
+
+    A point that was measured already is not measured again: the test set is read once for each. One whose trial ran
+    elsewhere, in another folder, has no pair here and stays without, as do all where the judge has no test.
+    """
+    best = {trial_folder(folder / FRONT, row.trial).name for row in front(rows)}
+    for earlier in (folder / FRONT).iterdir():
+        if earlier.is_dir() and not earlier.is_symlink() and earlier.name not in best:
+            shutil.rmtree(earlier)
+
+    @functools.cache
+    def error_before() -> float:
+        return final_error(judge, load_copy(judge.model, load_checkpoint(folder / PRETRAINED)))
+
+    measured = {row.trial: _tested(row, folder, judge, error_before) for row in front(rows)}
+    return [
+        dataclasses.replace(row, test_error_before=result.error_before, test_error=result.error_after)
+        if (result := measured.get(row.trial))
+        else row
+        for row in rows
+    ]
+
+
+def _tested(row: Row, folder: Path, judge: Task, error_before: Callable[[], float]) -> Result | None:
+    source, target = (trial_folder(folder / part, row.trial) for part in (TRIALS, FRONT))
+    if (target / RESULT).exists() and (kept := Result.load(target / RESULT)).dataset == judge.dataset:
+        return kept
+    if not (source / RESULT).exists():
+        return None
+    file, result = read_bytes(source / MODEL), Result.load(source / RESULT)
+    if judge.test is None:
+        write_pair(target, file, result.to_json().encode())
+        return None
+    model = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
+    result = dataclasses.replace(
+        result,
+        dataset=judge.dataset,
+        error_before=error_before(),
+        error_after=final_error(judge, model),
+    )
+    write_pair(target, file, result.to_json().encode())
+    return result
+
+
+def write_summary(rows: Sequence[Row], folder: Path, title: str, space: Space, others: Others) -> None:
+    """The table and, where they can be drawn, its two figures."""
+    write_atomic(folder / SUMMARY, to_csv(rows))
+    if can_draw() and front(rows):
+        with styled():
+            write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows, others))))
+            write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space))))

@@ -1,0 +1,98 @@
+"""The report of a study: its two figures and its trials, as a page and as files, from the folder's table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from softshare._util.files import make_folder, read_bytes, write_atomic
+from softshare._util.run_folder import PAGE, RESULT
+from softshare.errors import ConfigError
+from softshare.report.page import cards, render, section, table
+from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
+from softshare.report.write import PICTURES
+from softshare.result import Result
+from softshare.tune.plots import Others, draw_front, draw_settings, front_data, no_others, settings_data
+from softshare.tune.space import known_ranges
+from softshare.tune.study_folder import FRONT, SUMMARY
+from softshare.tune.trials import Row, from_csv, front
+
+CAPTIONS = {
+    "front": (
+        "Trials",
+        "Accuracy lost against ratio, a point a trial, coloured by order. Above by whole files, below by the paper's "
+        "format; what others have published stands beside its like only. (Figure 2 of the paper.)",
+    ),
+    "settings": (
+        "Settings",
+        "A line a trial through its settings, the front's in colour; and the rank correlation of each setting with "
+        "error and bytes.",
+    ),
+}
+
+
+def write_study_report(study: Path, folder: Path, others: Callable[[str], Others] = no_others) -> list[Path]:
+    """The files written, the page first."""
+    require_matplotlib()
+    rows = from_csv(read_bytes(study / SUMMARY), str(study / SUMMARY))
+    if not front(rows):
+        raise ConfigError(f"{study / SUMMARY}: no trial has come to its end yet; there is nothing to show")
+    title, svgs, written = study_title(study), dict[str, str](), [folder / PAGE]
+    make_folder(folder / PICTURES)
+    for name, figure in study_figures(title, rows, others(title)).items():
+        with styled():
+            svgs[name], png = to_svg(figure, name), to_png(figure)
+        for kind, data in (("svg", for_file(svgs[name]).encode()), ("png", png)):
+            written.append(folder / PICTURES / f"{name}.{kind}")
+            write_atomic(written[-1], data)
+    sections = [section(name, *CAPTIONS[name], [svg], wide=True) for name, svg in svgs.items()]
+    page = render(
+        f"softshare: a study of {title}", _headline(rows), [*sections, _table(rows)], {"film": [], "version": None}
+    )
+    write_atomic(written[0], page.encode())
+    return written
+
+
+def study_title(study: Path) -> str:
+    """What was compressed, by the front's results; the folder's name where there is none."""
+    found = sorted((study / FRONT).glob(f"*/{RESULT}"))
+    return Result.load(found[0]).experiment if found else study.resolve().name
+
+
+def study_figures(title: str, rows: Sequence[Row], others: Others) -> dict[str, Any]:
+    space = {name: ends for name, ends in known_ranges().items() if name in rows[0].settings}
+    with styled():
+        return {
+            "front": draw_front(front_data(title, rows, others)),
+            "settings": draw_settings(settings_data(title, rows, space)),
+        }
+
+
+def _headline(rows: Sequence[Row]) -> str:
+    best = front(rows)
+    return cards(
+        {
+            "trials": f"{len(rows)}",
+            "trained to their end": f"{sum(row.state == 'complete' for row in rows)}",
+            "that no other beats": f"{len(best)}",
+            "times smaller, at most": f"{best[0].ratio or 0:.1f}",
+            "validation error before": f"{best[0].validation_error_before or 0:.2f}%",
+            "validation error, at best": f"{best[-1].validation_error or 0:.2f}%",
+        }
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    names = list(rows[0].settings)
+    heads = ["trial", "on the front", "validation error %", "test error %", "bytes", "ratio", *names]
+    lines = []
+    for row in rows:
+        values = [row.validation_error, row.test_error, row.file_bytes, row.ratio, *map(row.settings.get, names)]
+        of_values = [(value, "" if value is None else _text(value)) for value in values]
+        lines.append([(row.trial, str(row.trial)), (int(row.on_front), "yes" if row.on_front else ""), *of_values])
+    return table("trials", "All trials", heads, lines)
+
+
+def _text(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

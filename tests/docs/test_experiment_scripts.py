@@ -1,0 +1,41 @@
+"""The scripts in `experiments/`, run as a reader would run them, for a try."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+
+
+def run(script: str, *args: str, out: Path) -> list[dict[str, str]]:
+    """The rows of the CSV file that it writes."""
+    command = [sys.executable, str(ROOT / "experiments" / script), *args, "--pretrain-epochs", "1", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_structured(tmp_path: Path) -> None:
+    options = ("lenet-300-100", "--device", "cpu", "--epochs", "2", "--tau", "0.5")
+    (row,) = run("structured.py", *options, out=tmp_path / "rows.csv")
+    assert row["experiment"] == "lenet-300-100"
+    assert 0 < int(row["weights"]) < int(row["weights_before"]) == 266_610
+    assert float(row["speedup_256"]) > 0
+
+
+def test_random_trials(tmp_path: Path) -> None:
+    rows = run("random_trials.py", "--trials", "2", "--most-epochs", "1", "--processes", "1", out=tmp_path / "rows.csv")
+    assert [row["trial"] for row in rows] == ["0", "1"]
+    with (ROOT / "docs/tuning/random-trials.csv").open(newline="") as file:
+        kept = list(csv.DictReader(file))[:2]
+    for row, before in zip(rows, kept, strict=True):  # the settings that were drawn for the kept ones
+        assert {name: float(row[name]) for name in ("tau", "width", "lr_means")} == pytest.approx(
+            {name: float(before[name]) for name in ("tau", "width", "lr_means")}
+        )

@@ -1,0 +1,129 @@
+"""The README and docs/ show only what works: Python runs as printed, commands, options and link targets exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import softshare
+from paths import ROOT
+from softshare.cli import app, main
+from softshare.codec import inspect
+
+README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
+USERS = [ROOT / "README.md", ROOT / "examples/README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*USERS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]  # which call other programs, too
+PROGRAM = typer.main.get_command(app)
+COMMANDS = PROGRAM.commands  # type: ignore[attr-defined]
+FILES = {  # what the Python of a page leaves behind
+    ROOT / "README.md": ["model.sws"],
+    DOCS / "checkpoints.md": ["fitted.sws"],
+    DOCS / "integrations.md": ["lightning.sws", "bert.sws"],
+    DOCS / "own-network.md": ["model.sws", "small.sws", "own_loop.sws"],
+    DOCS / "tuning.md": [],
+}
+SLOW = [ROOT / "README.md", DOCS / "integrations.md", DOCS / "tuning.md"]
+GOES_ON = {DOCS / "tuning.md": DOCS / "own-network.md"}  # its blocks use the task and the config of that page
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_every_page_with_python_is_run() -> None:
+    assert {page for page in PAGES if blocks("python", page.read_text())} == set(FILES)
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")
+@pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (page in SLOW)) for page in FILES]
+)
+def test_python_runs_in_order_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = blocks("python", GOES_ON[page].read_text())[:2] if page in GOES_ON else []
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in [*before, *blocks("python", page.read_text())]:
+        exec(compile(block, name(page), "exec"), namespace)
+    for file in FILES[page]:
+        assert inspect(tmp_path / file).file_bytes == (tmp_path / file).stat().st_size
+
+
+def test_the_task_of_a_page_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [b for b in blocks("python", (DOCS / "own-network.md").read_text()) if "def make_task" in b]
+    (tmp_path / "my_task.py").write_text(block)
+    assert main(["compress", "my_task.py:make_task", "--out", "runs/mine", "--epochs", "2"]) == 0
+    assert main(["evaluate", "runs/mine"]) == 0
+
+
+@pytest.mark.parametrize("page", USERS, ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    text = page.read_text()
+    lines = "\n".join(blocks("sh", text)).replace(" && ", "\n")
+    for line in re.findall(r"^softshare ([a-z].*)", lines, re.MULTILINE):
+        command, *arguments = shlex.split(line, comments=True)
+        if ">" in arguments:
+            arguments = arguments[: arguments.index(">")]
+        COMMANDS[command].make_context(command, arguments)  # raises on an unknown option or a missing argument
+    assert set(re.findall(r"`softshare ([a-z]\w*)", text)) <= set(COMMANDS)
+    known = {o for c in (PROGRAM, *COMMANDS.values()) for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    shown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+    assert shown <= known | {"--help"}
+
+
+def test_the_tour_shows_every_command() -> None:
+    shown = "\n".join(blocks("sh", (DOCS / "get-started.md").read_text()))
+    assert set(re.findall(r"^softshare ([a-z]\w*)", shown, re.MULTILINE)) == set(COMMANDS)
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        text = page.read_text()
+        shown = re.findall(r"^make (\w+)", "\n".join(blocks("sh", text)), re.MULTILINE)
+        for target in {*shown, *re.findall(r"`make (\w+)", text)}:
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (name(page), target)
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len(README.splitlines()) <= 120
+    table = README.split("<!-- results -->")[1].split("<!-- /results -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert 1 <= len(rows) <= 6
+    (python,) = blocks("python", README)
+    assert len(python.splitlines()) <= 8
+    assert len(re.findall(r"!\[", README)) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """In the repository. `make docs` checks those of the site."""
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them from headings."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    named = re.findall(r"^::: softshare\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(softshare.__all__)

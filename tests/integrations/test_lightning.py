@@ -1,0 +1,343 @@
+"""The Lightning callback in the real Trainer: the route's own training, files, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import softshare as ss
+from softshare.errors import ConfigError, ModelError
+from softshare.integrations.lightning import SoftShareCallback
+from softshare.train.zeroing import Curvature
+from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*"),
+]
+
+
+class Module(pl.LightningModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        loss: Tensor = self.net(*batch)["loss"]
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), RATE)
+
+
+def loader(size: int = BATCH) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*data()), batch_size=size)
+
+
+def make_trainer(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    options = {"max_epochs": EPOCHS, "enable_checkpointing": False, **quiet, **options}
+    return pl.Trainer(callbacks=list(callbacks), **options)
+
+
+class Falling(Module):
+    """The learning rate of the weights falls by the route's cosine."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer, steps = super().configure_optimizers(), EPOCHS * N // BATCH
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_it_ends_as_the_route_does(accumulated: int, tmp_path: Path) -> None:
+    """Same optimizer, same batches: soft steps, hard steps and zeroing are those of `compress`."""
+    settings = config(zeroing=30.0, schedule="cosine")
+    callback = SoftShareCallback(tmp_path / "model.sws", settings)
+    make_trainer(callback, accumulate_grad_batches=accumulated).fit(Falling(), loader(BATCH // accumulated))
+    assert callback.compressed is not None
+    expected = ss.compress(make_task(), settings).retrained
+    other = ss.compress(make_task(), config(zeroing=0.0, schedule="cosine")).retrained
+    for name, wanted in expected.items():
+        torch.testing.assert_close(callback.compressed.retrained[f"net.{name}"], wanted, atol=1e-3, rtol=1e-3)
+    assert any(not torch.allclose(other[name], wanted, atol=1e-2) for name, wanted in expected.items())
+
+
+def test_the_file_is_sparse_and_the_module_is_what_it_decodes_to(tmp_path: Path) -> None:
+    module, file = Module(), tmp_path / "model.sws"
+    before = error(module.net)
+    callback = SoftShareCallback(file, config())
+    make_trainer(callback).fit(module, loader())
+    assert error(module.net) <= before + 2
+    fresh = Module()
+    ss.load_into_(fresh, file)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, fresh.state_dict()[name])
+    assert callback.compressed is not None
+    assert file.read_bytes() == callback.compressed.to_bytes()
+    weight = fresh.net.first.weight
+    assert 0 < int((weight != 0).sum()) < 0.25 * weight.numel()
+    assert len(weight.unique()) <= 5  # four components and zero
+
+
+class Recorder(pl.Callback):  # type: ignore[misc]
+    """Stands before the callback, and sees the task's gradients alone; the module's own hook comes after it."""
+
+    def __init__(self) -> None:
+        self.callback: SoftShareCallback | None = None
+        self.task: list[Tensor] = []
+        self.expected: list[Tensor] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        assert self.callback
+        prior = self.callback.prior
+        assert prior
+        self.task = [w.grad.clone() for w in prior.view.tensors if w.grad is not None]
+        self.expected = prior_gradients(prior, tau=0.5)
+
+
+class Looking(Module):
+    added: float = 0.0
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.recorder.callback
+        prior = self.recorder.callback.prior
+        assert prior
+        for w, task, expected in zip(prior.view.tensors, self.recorder.task, self.recorder.expected, strict=True):
+            assert w.grad is not None
+            torch.testing.assert_close((w.grad - task).double(), expected, atol=1e-6, rtol=1e-3)
+            self.added = max(self.added, float(expected.abs().max()))
+
+
+def test_what_is_added_to_the_gradients_is_the_priors(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.callback = SoftShareCallback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0))
+    module = Looking(recorder)
+    make_trainer(recorder, recorder.callback, max_epochs=2, limit_train_batches=4).fit(module, loader())
+    assert module.added > 1e-3
+
+
+class Validated(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_values: list[int] = []  # of the first layer's weights, at each validation
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.n_values.append(len(self.net.first.weight.unique()))
+
+
+def test_validation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path: Path) -> None:
+    module = Validated()
+    saved = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
+    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    trainer = make_trainer(callback, saved, max_epochs=4, enable_checkpointing=True)
+    trainer.fit(module, loader(), loader(N))
+    # before training, and after each epoch
+    assert [n > 100 for n in module.n_values] == [True, True, True, False, False]
+    for file in tmp_path.glob("*.ckpt"):
+        state = torch.load(file, weights_only=True)["state_dict"]
+        assert len(state["net.first.weight"].unique()) > 100
+
+
+@pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
+def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    settings = config(schedule="cosine", zeroing=30.0)
+    whole, again = (SoftShareCallback(tmp_path / f"{name}.sws", settings) for name in ("whole", "again"))
+    for callback, checkpoint in ((whole, None), (again, tmp_path / "epoch=2.ckpt")):
+        saved = pl.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=3, save_top_k=-1, filename="{epoch}")
+        trainer = make_trainer(callback, saved, max_epochs=6, enable_checkpointing=True)
+        trainer.fit(Module(), loader(), ckpt_path=checkpoint)
+    assert whole.compressed
+    assert again.compressed
+    for name, tensor in whole.compressed.retrained.items():
+        assert torch.equal(again.compressed.retrained[name], tensor), name
+    assert (tmp_path / "again.sws").read_bytes() == (tmp_path / "whole.sws").read_bytes()
+
+
+class Failing(Module):
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        loss = super().training_step(batch, index)
+        if self.trainer.global_step == 20:
+            raise RuntimeError("the data are gone")
+        return loss
+
+
+def test_after_an_error_the_weights_are_those_behind(tmp_path: Path) -> None:
+    module = Failing()
+    with pytest.raises(RuntimeError, match="the data are gone"):
+        make_trainer(SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))).fit(module, loader())
+    assert len(module.net.first.weight.unique()) > 100
+    assert not (tmp_path / "model.sws").exists()
+
+
+def test_frozen_layers_are_kept_as_they_are(tmp_path: Path) -> None:
+    module = Module()
+    module.net.first.requires_grad_(False)
+    before = module.net.first.weight.clone()
+    make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_epochs=2).fit(module, loader())
+    assert torch.equal(ss.load(tmp_path / "model.sws")["net.first.weight"], before)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_other_precisions(precision: str, tmp_path: Path) -> None:
+    module = Module()
+    make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), precision=precision).fit(module, loader())
+    assert error(module.net.float()) < 10
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Any:
+        return iter(zip(*data(), strict=True))
+
+
+def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
+    stream = DataLoader(Endless(), batch_size=BATCH)
+    with pytest.raises(ConfigError, match=r"n_examples: .* give it to the callback"):
+        make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_steps=32).fit(Module(), stream)
+    make_trainer(SoftShareCallback(tmp_path / "model.sws", config(), N), max_steps=32).fit(Module(), stream)
+    assert ss.inspect(tmp_path / "model.sws").file_bytes
+
+
+@pytest.mark.parametrize("batches", [DataLoader(Endless(), batch_size=BATCH), loader()], ids=["stream", "known"])
+def test_steps_of_an_epoch_are_counted_where_data_have_no_length(
+    batches: DataLoader[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the whole run: zeroing needs the size of a batch. The last epoch is cut short."""
+    sizes, estimate = [], Curvature.estimate
+
+    def noted(curvature: Curvature, batch_size: float) -> list[Tensor]:
+        sizes.append(batch_size)
+        return estimate(curvature, batch_size)
+
+    monkeypatch.setattr(Curvature, "estimate", noted)
+    callback = SoftShareCallback(tmp_path / "model.sws", config(zeroing=0.3, hard_from=0.0), N)
+    make_trainer(callback, max_steps=5 * N // BATCH // 2).fit(Module(), batches)
+    assert sizes == [BATCH] * 3
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class ByLBFGS(Module):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters())
+
+
+class HeadOnly(Module):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.net.last.parameters())
+
+
+class Broken(Module):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        nn.init.constant_(self.net.first.weight, float("nan"))
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Where a run by DDP has ended with an error, Lightning leaves a process group and variables that speak of it."""
+    with patch.dict(os.environ):
+        yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.filterwarnings("ignore:.*max_epochs.*:UserWarning")
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (Module, {"precision": "16-true"}, "precision: expected one without a gradient scaler .* got 16-true"),
+        (Module, {"max_epochs": -1}, "a run without an end"),
+        (Module, {"strategy": "ddp", "devices": 1}, "one device, by SingleDeviceStrategy, not by DDPStrategy"),
+        (Manual, {}, "automatic_optimization is False"),
+        (ByLBFGS, {}, "LBFGS"),
+        (HeadOnly, {}, "net.first.weight, net.first.bias: to be shared, but the optimizer does not train them"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_any_step(
+    module: type[Module], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), **options).fit(module(), loader())
+
+
+def test_weights_that_became_nan_are_not_written(tmp_path: Path) -> None:
+    callback = SoftShareCallback(tmp_path / "model.sws", config())
+    with pytest.raises(ModelError, match=r"net\.first\.weight: 192 of 192 weights are NaN"):
+        make_trainer(callback, max_steps=1).fit(Broken(), loader())
+    assert not (tmp_path / "model.sws").exists()
+
+
+@pytest.mark.parametrize("values", [{"distill": 0.5}, {"codebook_epochs": 1}, {"capture": True}])
+def test_settings_that_a_callback_does_not_serve(values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(values))}: softshare.compress does this"):
+        SoftShareCallback(tmp_path / "model.sws", config(**values))
+
+
+def test_the_folder_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write .*none/model\.sws: there is no folder"):
+        SoftShareCallback(tmp_path / "none" / "model.sws")
+
+
+def python(code: str, *path: Path) -> str:
+    lines = f"import sys; sys.path[:0] = {[str(p) for p in path]}\n{code}"
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout
+
+
+def test_without_lightning() -> None:
+    code = (
+        "sys.modules['pytorch_lightning'] = sys.modules['lightning'] = None\n"
+        "from softshare.errors import NotAvailableError\n"
+        "try: import softshare.integrations.lightning\n"
+        "except NotAvailableError as error: print(error)"
+    )
+    assert python(code) == "the Lightning callback needs Lightning: pip install 'softshare[lightning]'\n"
+
+
+def test_lightning_under_its_other_name(tmp_path: Path) -> None:
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "__init__.py").touch()
+    (tmp_path / "lightning" / "pytorch.py").write_text("class Callback: ...\n")
+    code = (
+        "import lightning.pytorch\n"
+        "from softshare.integrations.lightning import SoftShareCallback\n"
+        "print(issubclass(SoftShareCallback, lightning.pytorch.Callback))"
+    )
+    assert python(code, tmp_path) == "True\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
+def test_the_last_checkpoint_is_one_to_go_on_from(tmp_path: Path) -> None:
+    """It may be saved when training has ended, and is of the weights behind, with the mixture."""
+    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    saved = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_epochs=5, save_top_k=0)
+    module = Module()
+    make_trainer(callback, saved, max_epochs=2, enable_checkpointing=True).fit(module, loader())
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert len(checkpoint["state_dict"]["net.first.weight"].unique()) > 100
+    assert len(module.net.first.weight.unique()) <= 5
+    again = SoftShareCallback(tmp_path / "again.sws", config(hard_from=0.5))
+    trainer = make_trainer(again, saved, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Module(), loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.global_step == 3 * N // BATCH
+    assert again.compressed

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import dataclasses
+from fnmatch import fnmatchcase
+
+import pytest
+
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError
+from softshare.paper import recipes
+from softshare.paper.baselines import DeepCompressionConfig, DnsConfig
+from softshare.paper.baselines.rival_config import value_of
+from softshare.paper.recipes import RECIPES, Recipe, get_recipe, methods
+from softshare.zoo.experiments import EXPERIMENTS
+
+BASELINES = ["deep-compression", "dns"]
+METHODS = {
+    "lenet-300-100": [
+        "paper",
+        "paper-no-hyperpriors",
+        "softshare-default",
+        "softshare",
+        "softshare-small",
+        "softshare-from-scratch",
+        "softshare-augmented",
+        *BASELINES,
+    ],
+    "lenet-5-caffe": ["paper", "softshare-default", "softshare", "softshare-small", "softshare-augmented", *BASELINES],
+    "wrn-16-4": [
+        "paper",
+        "softshare-default",
+        "softshare",
+        "softshare-medium",
+        "softshare-small",
+        "softshare-smallest",
+    ],
+}
+
+
+def test_the_methods_of_every_experiment() -> None:
+    assert {name: list(methods(name)) for name in EXPERIMENTS} == METHODS
+    assert len({(r.experiment, r.method) for r in RECIPES}) == len(RECIPES)
+    for r in RECIPES:
+        assert get_recipe(r.experiment, r.method) is r
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match=r"unknown method 'dns' for wrn-16-4; known are paper, .*-smallest$"):
+        get_recipe("wrn-16-4", "dns")
+    for ask in (methods, lambda name: get_recipe(name, "paper")):
+        with pytest.raises(ConfigError, match="unknown experiment 'lenet-7'"):
+            ask("lenet-7")
+
+
+def test_the_papers_are_the_papers() -> None:
+    for name in ("lenet-300-100", "lenet-5-caffe"):
+        assert get_recipe(name, "paper").config == CompressConfig.paper()
+    assert get_recipe("wrn-16-4", "paper").config == CompressConfig.paper().override(
+        components=64, rest_dtype="float16"
+    )
+    config = get_recipe("lenet-300-100", "paper-no-hyperpriors").config
+    assert isinstance(config, CompressConfig)
+    prior = config.prior
+    assert (prior.zero_precision_prior, prior.free_precision_prior, prior.mixing_prior) == (None, None, None)
+    assert config.retrain.epochs == 100  # "previously 100" (6.2)
+
+
+def test_the_default_is_what_the_command_line_does() -> None:
+    for name, experiment in EXPERIMENTS.items():
+        recipe = get_recipe(name, "softshare-default")
+        assert (recipe.config, recipe.pretrain) == (experiment.compress, experiment.pretrain)
+        assert recipe.task.label_smoothing == experiment.label_smoothing
+        assert recipe.config in (CompressConfig(), CompressConfig().override(rest_dtype="float16"))
+
+
+def test_augmentation_is_in_the_name() -> None:
+    for r in RECIPES:
+        assert r.task.augment == r.method.endswith("-augmented")
+
+
+def test_from_scratch_is_in_the_name() -> None:
+    for r in RECIPES:
+        assert (r.pretrain is None) == r.method.endswith("-from-scratch")
+
+
+@pytest.mark.parametrize("experiment", ["lenet-300-100", "lenet-5-caffe"])
+def test_small_is_more_zeroing_and_otherwise_the_same(experiment: str) -> None:
+    ours, small = (get_recipe(experiment, method) for method in ("softshare", "softshare-small"))
+    assert isinstance(ours.config, CompressConfig)
+    assert isinstance(small.config, CompressConfig)
+    assert small.config.retrain.zeroing > ours.config.retrain.zeroing
+    same = ours.config.override(zeroing=small.config.retrain.zeroing)
+    assert dataclasses.replace(ours, method="softshare-small", config=same) == small
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.method in BASELINES], ids=lambda r: r.experiment)
+def test_every_layer_of_a_baseline_has_a_setting_of_its_own(recipe: Recipe) -> None:
+    """And every setting a layer: a name mistyped would leave a layer at the default, and nobody would see it."""
+    config = recipe.config
+    assert isinstance(config, DeepCompressionConfig | DnsConfig)
+    values = config.prune.qualities if isinstance(config, DeepCompressionConfig) else config.surgery.c_rates
+    model = EXPERIMENTS[recipe.experiment].make_model()
+    layers = [name for name, module in model.named_children() if list(module.parameters())]
+    for layer in layers:
+        assert value_of(layer, values, -1.0) > 0
+    for value in values:
+        assert any(fnmatchcase(layer, value.pattern) for layer in layers)
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.pretrain], ids=lambda r: f"{r.experiment}-{r.method}")
+def test_a_seed_reaches_pre_training_and_method_and_changes_nothing_else(recipe: Recipe) -> None:
+    seeded = recipe.seeded(7)
+    assert seeded.config.seed == 7
+    assert seeded.pretrain is not None
+    assert (seeded.pretrain.seed, seeded.pretrain.capture) == (7, False)
+    assert seeded.seeded(0) == recipe.seeded(0)
+    assert (seeded.task, seeded.method) == (recipe.task, recipe.method)
+    captured = recipe.seeded(7, capture=True)
+    assert captured.pretrain is not None
+    assert captured.pretrain.capture
+    assert captured.seeded(7) == seeded
+    assert captured.config != seeded.config
+
+
+def test_a_recipe_may_have_no_pre_training() -> None:
+    assert get_recipe("lenet-300-100", "softshare-from-scratch").seeded(3).pretrain is None
+
+
+def test_settings_are_those_of_the_experiments() -> None:
+    for r in recipes.RECIPES:
+        if r.pretrain and not r.task.augment:
+            assert r.pretrain == EXPERIMENTS[r.experiment].pretrain

@@ -1,0 +1,325 @@
+"""Made-up results of a network quantized by hand, measured truly, then tampered with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softshare.cli import main
+from softshare.codec import save
+from softshare.compressed import Compressed
+from softshare.config import CompressConfig
+from softshare.errors import ConfigError
+from softshare.network.weights import WeightView
+from softshare.paper.verify import Check, find_pairs, verify
+from softshare.prior.mixture import Mixture
+from softshare.quantization.assignment import quantize
+from softshare.result import Result, measure
+from softshare.task import Task
+from softshare.zoo import experiments
+from softshare.zoo.datasets import Split, load_mnist
+from softshare.zoo.models import WRN164
+
+NAME = "lenet-300-100/ours/tau0.05-seed0"
+
+
+def by_hand(model: torch.nn.Module) -> Compressed:
+    """Three values, zero among them, at which most of an untrained network's weights end."""
+    mixing = torch.tensor([0.5, 0.25, 0.25]).log()
+    mixture = Mixture(mixing, torch.tensor([0.0, -0.04, 0.04]), torch.full((3,), 0.01).square().log())
+    view = WeightView.of(model, ())
+    mixtures = {s.name: mixture for s in view.shared}
+    return Compressed(quantize(view, mixtures), mixtures, {})
+
+
+def write_pair(folder: Path, name: str, result: Result, compressed: Compressed) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(compressed.quantized, f"{path}.sws", CompressConfig.from_dict(result.config).encode)
+    result.save(f"{path}.json")
+
+
+@pytest.fixture(scope="module")
+def loads() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_images(loads: list[str]) -> Any:
+    """256 examples of each part of MNIST; how often they are loaded is counted."""
+    train, validation, test = (s[torch.arange(256)] for s in load_mnist())
+
+    def few() -> tuple[Split, Split, Split]:
+        loads.append("MNIST")
+        return train, validation, test
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiments, "load_mnist", few)
+        yield
+
+
+@pytest.fixture(scope="module")
+def true_folder(tmp_path_factory: pytest.TempPathFactory, _few_images: None) -> Path:
+    folder = tmp_path_factory.mktemp("true")
+    for seed, names in enumerate(("keep", "none")):
+        task = experiments.make_task("lenet-300-100", seed=seed)
+        config = CompressConfig().override(seed=seed, names=names)
+        compressed = dataclasses.replace(by_hand(task.model), config=config.encode)
+        result = measure(task, compressed, config, method="ours")
+        write_pair(folder, f"lenet-300-100/ours/tau0.05-seed{seed}", result, compressed)
+    return folder
+
+
+@pytest.fixture
+def folder(true_folder: Path, tmp_path: Path) -> Path:
+    """A copy to tamper with."""
+    return Path(shutil.copytree(true_folder, tmp_path / "results"))
+
+
+def tamper(folder: Path, **changes: Any) -> None:
+    path = folder / f"{NAME}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def only_bad(folder: Path) -> Check:
+    """The one check that failed; the other pair must be as it was."""
+    first, second = verify(folder)
+    assert second.ok
+    assert not first.ok
+    assert first.path == f"{NAME}.sws"
+    return first
+
+
+# What agrees
+
+
+def test_true_results_agree(folder: Path, loads: list[str]) -> None:
+    loads.clear()
+    checks = list(verify(folder))
+    assert [c.path for c in checks] == [f"lenet-300-100/ours/tau0.05-seed{seed}.sws" for seed in (0, 1)]
+    assert all(c.ok and not c.not_checked for c in checks)
+    assert loads == ["MNIST"]
+    for check in checks:
+        result = Result.load(folder / check.path.replace(".sws", ".json"))
+        size = (folder / check.path).stat().st_size
+        assert (check.file_bytes, check.error) == (size, result.error_after) == (result.file_bytes, check.error)
+
+
+def test_the_random_state_is_left_alone(folder: Path) -> None:
+    before = torch.get_rng_state()
+    list(verify(folder))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# What differs
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("file_bytes", lambda v: v - 1),
+        ("ratio", lambda v: v * 1.0001),
+        ("error_after", lambda v: v + 1e-6),
+        ("error_after", lambda v: float("nan")),
+        ("n_weights", lambda v: v + 1),
+        ("n_nonzero", lambda v: v - 1),
+        ("n_components", lambda v: v + 1),
+        ("han_bytes", lambda v: v + 1),
+        ("han_ratio", lambda v: v * 1.0001),
+        ("entropy_bytes", lambda v: v + 1),
+        ("dataset", lambda v: "CIFAR-10"),
+    ],
+)
+def test_a_tampered_field_is_named(folder: Path, field: str, change: Callable[[Any], Any]) -> None:
+    said = change(getattr(Result.load(folder / f"{NAME}.json"), field))
+    tamper(folder, **{field: said})
+    (difference,) = only_bad(folder).differences
+    assert difference.startswith(f"{field}: expected {said!r} by the result, got ")
+
+
+def test_a_pair_is_what_its_place_says(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "kept" / "lenet-300-100" / "dns"
+    place.mkdir(parents=True)
+    for suffix in (".sws", ".json"):
+        shutil.copy(folder / f"{NAME}{suffix}", place / f"seed-7{suffix}")
+    (check,) = verify(tmp_path / "kept")
+    assert [d.partition(":")[0] for d in check.differences] == ["method", "seed"]
+    path = place / "seed-7.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "dns", "seed": 7}))
+    assert all(c.ok for c in verify(tmp_path / "kept"))
+
+
+def test_rounding_within_the_tolerance_agrees(folder: Path) -> None:
+    tamper(folder, error_after=Result.load(folder / f"{NAME}.json").error_after + 1e-10)
+    assert all(c.ok for c in verify(folder))
+
+
+def test_a_file_of_another_network_of_the_same_size_differs(folder: Path) -> None:
+    """Two files swapped: their JSONs are true of the other."""
+    first, second = folder / f"{NAME}.json", folder / f"{NAME[:-1]}1.json"
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    for check in verify(folder):
+        assert {d.partition(":")[0] for d in check.differences} >= {"file_bytes", "n_nonzero"}
+
+
+def test_a_truncated_file(folder: Path) -> None:
+    path = folder / f"{NAME}.sws"
+    path.write_bytes(path.read_bytes()[:-100])
+    check = only_bad(folder)
+    assert check.error is None
+    assert any(d.startswith("file_bytes: ") for d in check.differences)
+    assert any("checksum" in d for d in check.differences)
+
+
+def test_a_changed_byte(folder: Path) -> None:
+    path = folder / f"{NAME}.sws"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert any("checksum" in d for d in only_bad(folder).differences)
+
+
+def test_an_empty_file(folder: Path) -> None:
+    (folder / f"{NAME}.sws").write_bytes(b"")
+    assert len(only_bad(folder).differences) == 2
+
+
+def test_a_result_without_its_file(folder: Path) -> None:
+    (folder / f"{NAME}.sws").unlink()
+    check = only_bad(folder)
+    assert check.file_bytes is None
+    assert "there is no file tau0.05-seed0.sws" in check.differences[0]
+
+
+def test_a_file_without_its_result(folder: Path) -> None:
+    (folder / f"{NAME}.json").unlink()
+    assert "there is no result tau0.05-seed0.json" in only_bad(folder).differences[0]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2]"])
+def test_what_is_not_a_result(folder: Path, text: str) -> None:
+    (folder / f"{NAME}.json").write_text(text)
+    assert "is not a result" in only_bad(folder).differences[0]
+
+
+def test_a_field_of_another_type(folder: Path) -> None:
+    tamper(folder, error_after="1.5")
+    assert "error_after: expected float, got '1.5'" in only_bad(folder).differences[0]
+
+
+def test_an_unknown_experiment(folder: Path) -> None:
+    tamper(folder, experiment="my-net", file_bytes=1)
+    unknown, size = only_bad(folder).differences
+    assert "unknown experiment 'my-net'" in unknown
+    assert size.startswith("file_bytes")
+
+
+def test_a_file_of_another_experiment(folder: Path) -> None:
+    tamper(folder, experiment="lenet-5-caffe")
+    assert any("does not fit the model" in d for d in only_bad(folder).differences)
+
+
+# What cannot be checked
+
+
+@pytest.fixture(scope="module")
+def wrn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A WRN-16-4, of which everything is true but the error, which nobody has measured."""
+    folder = tmp_path_factory.mktemp("wrn")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = WRN164()
+    task = Task(model, [None], lambda *_: torch.zeros(()), lambda _: 50.0, 1, name="wrn-16-4", dataset="CIFAR-10")
+    compressed, config = by_hand(model), CompressConfig()
+    write_pair(folder, "wrn-16-4/ours/seed0", measure(task, compressed, config), compressed)
+    return folder
+
+
+def test_without_the_data_all_but_the_error_is_checked(wrn_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (check,) = verify(wrn_folder)
+    assert check.ok
+    assert check.error is None
+    (reason,) = check.not_checked
+    assert reason.startswith("error: wrn-16-4: CIFAR-10 is not in the package. Looked for cifar-10-batches-bin")
+    assert main(["verify", str(wrn_folder)]) == 0
+    text = capsys.readouterr().out
+    assert "The error of 1 could not be measured" in text
+    assert "ok; error not checked" in " ".join(text.split())
+    assert " ".join(text.split()).count("not checked: error: wrn-16-4: CIFAR-10 is not in the package.") == 1
+
+
+def test_without_the_data_the_rest_can_still_differ(wrn_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(wrn_folder, tmp_path / "results")
+    path = tmp_path / "results/wrn-16-4/ours/seed0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"n_nonzero": 5}))
+    (check,) = verify(tmp_path / "results")
+    assert [d.partition(":")[0] for d in check.differences] == ["n_nonzero"]
+
+
+def test_a_config_that_does_not_say_how_the_file_was_encoded(folder: Path) -> None:
+    tamper(folder, config={"method": "another"})
+    first, _ = verify(folder)
+    assert first.ok
+    assert len(first.not_checked) == 1
+    assert first.not_checked[0].startswith("han_bytes: ")
+
+
+# The folder and the command
+
+
+def test_pairs_are_found_once_and_in_order(tmp_path: Path) -> None:
+    for name in ("b.sws", "a/x.json", "a/x.sws", "a/0.5.json", "a/readme.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(p.relative_to(tmp_path)) for p in find_pairs(tmp_path)] == ["a/0.5", "a/x", "b"]
+
+
+def test_no_folder_and_an_empty_one_are_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        find_pairs(tmp_path / "none")
+    for path, message in ((tmp_path / "none", "there is no folder"), (tmp_path, "found none")):
+        assert main(["verify", str(path)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_says_what_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 2 agree" in text
+    assert f"{Result.load(folder / f'{NAME}.json').file_bytes:,}" in text
+
+
+def test_the_command_says_what_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tamper(folder, n_nonzero=3)
+    assert main(["verify", str(folder)]) == 1
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "1 of 2 agree" in text
+    assert "n_nonzero" in text
+
+
+def test_the_default_folder_is_results(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert main(["verify"]) == 0
+    assert "2 of 2" in capsys.readouterr().out
+
+
+def test_json_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / f"{NAME}.sws").unlink()
+    assert main(["verify", str(folder), "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert not values["ok"]
+    assert [check["ok"] for check in values["checks"]] == [False, True]
+    assert values["checks"][0]["path"] == f"{NAME}.sws"
+    assert values["checks"][0]["file_bytes"] is None
+    assert "there is no file" in values["checks"][0]["differences"][0]

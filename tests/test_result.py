@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import platform
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import softshare
+from softshare.codec import load_into_
+from softshare.compressed import Compressed
+from softshare.config import CompressConfig, EncodeConfig, Gamma, MergeConfig, PriorConfig
+from softshare.errors import ConfigError, FormatError
+from softshare.prior.mixture import Mixture
+from softshare.prior.prior import MixturePrior
+from softshare.quantization.description_length import complexity_bits, entropy_bits
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
+from softshare.result import Result, final_error, load_copy, measure
+from softshare.task import Task
+from softshare.train.hooks import EpochRecord
+
+Batch = tuple[Tensor, Tensor]
+GLOBAL = PriorConfig(
+    mixtures="global",
+    components=4,
+    init="range",
+    width=None,
+    init_std=0.1,
+    zero_mixing=0.7,
+    zero_precision_prior=Gamma(5000, 2),
+    free_precision_prior=Gamma(250, 0.1),
+)
+N_WEIGHTS = (2 * 6 + 6) + (6 + 6) + (6 * 2 + 2)  # the batch-norm's 13 buffer values do not count
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(2, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.9)
+        self.fc2 = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.drop(torch.tanh(self.norm(self.fc1(x)))))
+        return out
+
+
+def net() -> Net:
+    """Values of the rest that float16 must round."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Net()
+        with torch.no_grad():
+            model.norm.weight.copy_(torch.rand(6) + 0.1)
+            model.norm.bias.zero_()
+            model.fc1.weight[0] = 0.001
+    return model
+
+
+def data(n: int = 20) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 2, generator=generator), torch.arange(n) % 2
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def weighted_sum(model: nn.Module) -> float:
+    """Stands for an error: a number that every bit of every tensor enters."""
+    assert not model.training
+    state = model.state_dict().values()
+    return sum(float((t.double().reshape(-1) * torch.arange(1, t.numel() + 1)).sum()) for t in state)
+
+
+def forbidden(model: nn.Module) -> float:
+    raise AssertionError("the validation data must not serve for the final figure")
+
+
+def make_task(**changes: Any) -> Task:
+    x, y = data()
+    train = list(zip(torch.split(x, 5), torch.split(y, 5), strict=True))
+    task = Task(net(), train, cross_entropy, forbidden, 20, test=weighted_sum, name="tiny", dataset="none")
+    return dataclasses.replace(task, **changes)
+
+
+def compressed(task: Task, encode: EncodeConfig) -> Compressed:
+    prior = MixturePrior(task.model, GLOBAL)
+    history = tuple(EpochRecord(epoch, seconds, 0, 0, 0, 0, 0, 0) for epoch, seconds in enumerate((1.25, 2.0)))
+    return dataclasses.replace(prior.quantize(MergeConfig(0.01)), config=encode, history=history)
+
+
+def measured(task: Task, rest_dtype: Any = "float32") -> tuple[Result, Compressed]:
+    config = CompressConfig().override(rest_dtype=rest_dtype, seed=7)
+    out = compressed(task, config.encode)
+    return measure(task, out, config, method="ours", error_before=12.5), out
+
+
+def tensor(indices: list[int], codebook: list[float], name: str = "w") -> QuantizedTensor:
+    narrow = torch.tensor(indices, dtype=torch.uint8)
+    return QuantizedTensor(name, (len(indices),), torch.float32, narrow, torch.tensor(codebook))
+
+
+# Entropy and complexity
+
+
+def test_entropy_by_hand() -> None:
+    """Shares 1/2, 1/4, 1/8, 1/8 of 8 weights: 1.75 bits each. A tensor of one value costs nothing."""
+    one = tensor([0, 0, 0, 0, 1, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
+    constant = tensor([1, 1, 1], [0.0, 1.0])
+    even = tensor([0, 2, 0, 2], [0.0, 1.0, 2.0])
+    assert entropy_bits(QuantizedWeights((one,), {}, {})) == pytest.approx(14)
+    assert entropy_bits(QuantizedWeights((constant,), {}, {})) == 0
+    assert entropy_bits(QuantizedWeights((one, constant, even), {"r": torch.ones(9)}, {})) == pytest.approx(18)
+    assert entropy_bits(QuantizedWeights((), {}, {})) == 0
+
+
+def test_entropy_is_of_each_tensor_by_itself() -> None:
+    """Two constant tensors cost nothing, although together they hold two values."""
+    tensors = tensor([0, 0], [0.0, 1.0], "a"), tensor([1, 1], [0.0, 1.0], "b")
+    assert entropy_bits(QuantizedWeights(tensors, {}, {})) == 0
+
+
+def test_entropy_against_brute_force() -> None:
+    indices = torch.randint(5, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    counts = Counter(indices)
+    truth = sum(-math.log2(counts[k] / 300) for k in indices)
+    assert entropy_bits(QuantizedWeights((tensor(indices, [0, 1, 2, 3, 4]),), {}, {})) == pytest.approx(truth)
+
+
+def test_complexity_by_hand() -> None:
+    """Mixings 1/2, 1/4, 1/8, 1/8; both components of mean 2 together are 1/4, and so cost 2 bits and not 3."""
+    mixing = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    mixture = Mixture(mixing.log(), torch.tensor([0.0, -1.0, 2.0, 2.0]), torch.zeros(4))
+    tensors = tensor([0, 0, 0, 1, 2, 2], [0.0, -1.0, 2.0]), tensor([0, 0], [0.0, -1.0, 2.0])
+    assert complexity_bits(QuantizedWeights(tensors, {}, {}), {"w": mixture}) == pytest.approx(3 + 2 + 4 + 2, rel=1e-6)
+
+
+def test_complexity_where_a_free_component_has_mean_0() -> None:
+    mixture = Mixture(torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.0, 0.0, 1.0]), torch.zeros(3))
+    bits = complexity_bits(QuantizedWeights((tensor([0, 0, 1], [0.0, 1.0]),), {}, {}), {"w": mixture})
+    assert bits == pytest.approx(2 * -math.log2(0.75) + 2, rel=1e-6)
+
+
+# measure
+
+
+def test_every_field_against_the_file(tmp_path: Path) -> None:
+    """All is recomputed from the saved file, loaded into a fresh network."""
+    task = make_task()
+    result, out = measured(task)
+    size = out.save(tmp_path / "model.sws")
+    fresh = Net().eval()
+    load_into_(fresh, tmp_path / "model.sws")
+
+    assert result.file_bytes == size == (tmp_path / "model.sws").stat().st_size
+    assert result.n_weights == N_WEIGHTS == 44
+    assert result.ratio == 4 * 44 / size
+    han = dataclasses.replace(out, config=dataclasses.replace(out.config, codec="han")).save(tmp_path / "han.sws")
+    assert (result.han_bytes, result.han_ratio) == (han, 4 * 44 / han)
+    assert han != size
+    assert result.error_after == weighted_sum(fresh)
+    assert result.n_nonzero == sum(int((p != 0).sum()) for p in fresh.parameters()) < 44
+    shared = {name: p.detach().reshape(-1) for name, p in fresh.named_parameters() if name.startswith("fc")}
+    values = {v for p in shared.values() for v in p.tolist()}
+    assert result.n_components == len(values | {0.0})
+    entropy = complexity = 0.0
+    for name, p in shared.items():
+        mixture = out.mixtures[name]
+        counts = Counter(p.tolist())
+        entropy -= sum(n * math.log2(n / p.numel()) for n in counts.values())
+        for value, n in counts.items():
+            of_value = mixture.mean.half() == value  # the file's codebook is in float16
+            complexity -= n * math.log2(float(mixture.mixing.double()[of_value].sum()))
+    assert result.entropy_bytes == pytest.approx(entropy / 8, rel=1e-9)
+    assert result.complexity_bytes == pytest.approx(complexity / 8, rel=1e-6)
+    x, y = data()
+    bits = -torch.log_softmax(fresh(x).detach().double(), 1)[torch.arange(20), y].sum() / math.log(2)
+    assert result.error_bits == pytest.approx(float(bits), rel=1e-5)
+
+
+def test_what_measure_is_told() -> None:
+    result, _ = measured(make_task())
+    told = result.schema, result.experiment, result.method, result.dataset, result.seed
+    assert told == (1, "tiny", "ours", "none", 7)
+    assert (result.error_before, result.seconds, result.device) == (12.5, 3.25, "cpu")
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "softshare": softshare.__version__}
+    assert result.versions == versions
+    assert CompressConfig.from_dict(result.config) == CompressConfig().override(seed=7)
+
+
+def test_the_error_is_that_of_the_rounded_rest() -> None:
+    """The batch-norm is stored in float16: the error must show it, and the file be smaller."""
+    task = make_task()
+    full, _ = measured(task)
+    half, out = measured(task, "float16")
+    state = {t.name: t.dense() for t in out.quantized.shared} | out.quantized.rest
+    rounded = {k: v.half().float() if v.is_floating_point() else v for k, v in state.items()}  # as the codebook is
+    expected = net().eval()
+    expected.load_state_dict(rounded)
+    assert half.error_after == weighted_sum(expected) != full.error_after
+    assert full.file_bytes > half.file_bytes
+    assert half.han_bytes < full.han_bytes
+
+
+def test_the_tasks_own_evaluation_serves_where_there_is_no_test() -> None:
+    seen: list[nn.Module] = []
+
+    def evaluate(model: nn.Module) -> float:
+        seen.append(model)
+        return weighted_sum(model)
+
+    task = make_task(evaluate=evaluate, test=None)
+    result, _ = measured(task)
+    assert len(seen) == 1
+    assert result.error_after == weighted_sum(seen[0])
+
+
+def test_the_tasks_model_is_left_alone() -> None:
+    task = make_task()
+    task.model.train()
+    before = copy.deepcopy(task.model.state_dict())
+    measured(task)
+    assert task.model.training
+    assert all(torch.equal(before[name], t) for name, t in task.model.state_dict().items())
+
+
+def test_measuring_does_not_depend_on_the_random_state() -> None:
+    """Shuffled training data whose last batch is short: its order must not enter the result, nor the caller's state."""
+    results = []
+    for seed in (1, 2):
+        loader = DataLoader(TensorDataset(*data()), batch_size=7, shuffle=True)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        results.append(measured(make_task(train=loader))[0])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert results[0] == results[1]
+
+
+def test_error_before_is_that_of_the_tasks_model() -> None:
+    task = make_task()
+    config = CompressConfig()
+    result = measure(task, compressed(task, config.encode), config)
+    assert result.error_before == final_error(task, task.model)
+    assert (result.method, result.seconds) == ("softshare", 3.25)
+
+
+def test_the_config_must_be_that_of_the_file() -> None:
+    task = make_task()
+    with pytest.raises(ConfigError, match="expected the config of the file"):
+        measure(task, compressed(task, EncodeConfig(rest_dtype="float16")), CompressConfig())
+
+
+def test_load_copy_and_test_error() -> None:
+    task = make_task()
+    state = {name: torch.ones_like(t) for name, t in task.model.state_dict().items()}
+    out = load_copy(task.model, state)
+    assert out is not task.model
+    assert all(bool((t == 1).all()) for t in out.state_dict().values())
+    assert not any(bool((p == 1).all()) for p in task.model.parameters())
+    assert not out.training
+    error = weighted_sum(out)  # which asserts the mode
+    assert final_error(task, out.train()) == error
+    assert out.training
+
+
+# The JSON
+
+
+def test_result_round_trip(tmp_path: Path) -> None:
+    result, _ = measured(make_task())
+    result.save(tmp_path / "result.json")
+    assert Result.load(tmp_path / "result.json") == result
+    values = json.loads((tmp_path / "result.json").read_text())
+    assert set(values) == {f.name for f in dataclasses.fields(Result)}
+    assert values["file_bytes"] == result.file_bytes
+    design = "schema experiment method dataset seed error_before error_after n_weights n_nonzero n_components "
+    design += "file_bytes ratio han_bytes han_ratio entropy_bytes seconds device versions config"
+    assert set(design.split()) <= set(values)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "not JSON",
+        "",
+        "[]",
+        "3",
+        "\udcff",
+        '{"schema": 1}',
+        lambda values: values | {"schema": 2},
+        lambda values: values | {"schema": None},
+        lambda values: values | {"surprise": 1},
+        lambda values: {k: v for k, v in values.items() if k != "ratio"},
+        lambda values: values | {"complexity_bytes": "12"},
+        lambda values: values | {"published_ratio": [1.0]},
+        lambda values: values | {"ratio": None},
+    ],
+)
+def test_what_is_not_a_result_is_refused(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "result.json"
+    if not isinstance(content, str):
+        content = json.dumps(content(dataclasses.asdict(measured(make_task())[0])))
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(FormatError, match=r"result\.json is not a result") as caught:
+        Result.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_a_result_may_leave_open(tmp_path: Path) -> None:
+    """A baseline has no mixture, and only a baseline an accounting of its own, of which older results do not speak."""
+    result, path = measured(make_task())[0], tmp_path / "result.json"
+    for changes in ({"complexity_bytes": None}, {"complexity_bytes": 12}, {"published_ratio": 2.5}):
+        changed = dataclasses.replace(result, **changes)
+        changed.save(path)
+        assert Result.load(path) == changed
+    path.write_text(json.dumps({k: v for k, v in dataclasses.asdict(result).items() if k != "published_ratio"}))
+    assert Result.load(path) == result
+    path.write_text(json.dumps(dataclasses.asdict(result) | {"complexity_bytes": "12"}))
+    with pytest.raises(FormatError, match="complexity_bytes: expected float or None, got '12'"):
+        Result.load(path)
+
+
+def test_a_missing_result_names_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.json"):
+        Result.load(tmp_path / "none.json")

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.progress import CsvLog, ProgressBar
+from softshare.train.retrain import retrain_
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+def record(epoch: int, density: dict[str, float] | None = None, complexity_bits: float = 16_000) -> EpochRecord:
+    return EpochRecord(
+        epoch=epoch,
+        seconds=0.1 + epoch,
+        tau=0.005 / 3,
+        task_loss=math.nan if epoch == 0 else 1 / 3,
+        prior_loss=-1e5 / 7,
+        complexity_bits=complexity_bits,
+        validation_error=12.3456 - epoch,
+        components_alive=5,
+        density=density if density is not None else {"fc.weight": 1 / 7, "fc.bias": 0.0},
+    )
+
+
+def console(is_terminal: bool) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=is_terminal, width=100, color_system=None, legacy_windows=False), file
+
+
+def play(hook: Hook, epochs: int, steps: int | None, actual_steps: int) -> None:
+    """What retrain_ calls, without the training."""
+    hook.on_start(epochs, steps)
+    hook.on_epoch(record(0))
+    for epoch in range(1, epochs + 1):
+        for step in range(1, actual_steps + 1):
+            hook.on_step(epoch, step)
+        hook.on_epoch(record(epoch))
+    hook.on_end()
+
+
+def last_line(file: io.StringIO) -> str:
+    """What stays on the screen, at the bottom."""
+    return re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", file.getvalue()).rstrip().splitlines()[-1]
+
+
+class Unsized:
+    """Batches whose number is not known beforehand."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(2, 4, 3))
+
+
+def small_task(train: list[Tensor] | Unsized, fails_at: int | None = None) -> Task:
+    torch.manual_seed(0)
+    calls = iter(range(1000))
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        if next(calls) == fails_at:
+            raise KeyboardInterrupt
+        result: Tensor = model(batch).square().mean()
+        return result
+
+    return Task(model=nn.Linear(3, 2), train=train, loss=loss, evaluate=lambda model: 50.0, n_examples=8)
+
+
+# ProgressBar
+
+
+@pytest.mark.parametrize(("steps", "total"), [(4, "12/12"), (None, "3/3")], ids=["steps known", "steps unknown"])
+def test_on_a_terminal_a_bar_fills_up(steps: int | None, total: str) -> None:
+    con, file = console(is_terminal=True)
+    play(ProgressBar("retrain", con), epochs=3, steps=steps, actual_steps=4)
+    last = last_line(file)
+    assert "retrain" in last
+    assert "error 9.35%" in last
+    assert "2.0 kB by the mixture" in last
+    assert "5 components" in last
+    assert total in last
+    assert "0:00:00" in last  # time left
+    assert SHOW_CURSOR in file.getvalue()
+
+
+def test_on_a_terminal_the_bar_is_where_the_training_is() -> None:
+    con, file = console(is_terminal=True)
+    bar = ProgressBar("retrain", con)
+    bar.on_start(3, 4)
+    bar.on_epoch(record(0))
+    for step in range(1, 5):
+        bar.on_step(1, step)
+    bar.on_epoch(record(1))
+    bar.on_step(2, 1)
+    bar.on_end()
+    assert "5/12" in last_line(file)
+
+
+def test_more_steps_than_announced_do_not_overfill_the_bar() -> None:
+    con, file = console(is_terminal=True)
+    play(ProgressBar("retrain", con), epochs=2, steps=2, actual_steps=5)
+    counts = re.findall(r"(\d+)/4", file.getvalue())
+    assert max(int(c) for c in counts) == 4
+
+
+@pytest.mark.parametrize("steps", [4, None])
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [(3, [1, 2, 3]), (10, list(range(1, 11))), (40, list(range(4, 41, 4))), (25, [*range(3, 25, 3), 25])],
+)
+def test_off_a_terminal_a_line_every_tenth_of_the_run(epochs: int, expected: list[int], steps: int | None) -> None:
+    con, file = console(is_terminal=False)
+    play(ProgressBar("retrain", con), epochs, steps, actual_steps=4)
+    lines = file.getvalue().splitlines()
+    assert [line.partition("epoch ")[2].partition(",")[0] for line in lines] == [f"{e}/{epochs}" for e in expected]
+    error = f"retrain  error {12.3456 - epochs:.2f}%"
+    assert lines[-1] == f"{error}  2.0 kB by the mixture  5 components  epoch {epochs}/{epochs}, 0 s left"
+    assert "\x1b" not in file.getvalue()
+
+
+def test_plain_training_shows_the_error_alone() -> None:
+    con, file = console(is_terminal=False)
+    bar = ProgressBar("pre-train", con)
+    bar.on_start(1, None)
+    bar.on_epoch(record(1, density={}))
+    bar.on_end()
+    assert file.getvalue() == "pre-train  error 11.35%  epoch 1/1, 0 s left\n"
+
+
+def test_a_title_with_brackets_is_shown_as_it_is() -> None:
+    for is_terminal in (False, True):
+        con, file = console(is_terminal)
+        play(ProgressBar("net[bold]", con), epochs=1, steps=1, actual_steps=1)
+        assert "net[bold]" in file.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_the_bar_stops_after_an_error(is_terminal: bool, fails_at: int) -> None:
+    con, file = console(is_terminal)
+    bar = ProgressBar("retrain", con)
+    task = small_task([torch.ones(4, 3)] * 2, fails_at)
+    with pytest.raises(KeyboardInterrupt):
+        retrain_(task, None, RetrainConfig(epochs=2), [bar])
+    written = file.getvalue()
+    assert written.count("\x1b[?25l") == written.count(SHOW_CURSOR) == int(is_terminal)  # hidden, and back again
+    bar.on_end()  # once more does no harm
+    con.print("and on")
+    assert file.getvalue().removeprefix(written).strip() == "and on"
+
+
+@pytest.mark.parametrize("train", [[torch.ones(4, 3)] * 2, Unsized()], ids=["sized", "unsized"])
+def test_one_bar_follows_a_training_and_then_another(train: list[Tensor] | Unsized) -> None:
+    con, file = console(is_terminal=True)
+    bar = ProgressBar("retrain", con)
+    task = small_task(train)
+    for _ in range(2):
+        retrain_(task, MixturePrior(task.model), RetrainConfig(epochs=2), [bar])
+        assert ("4/4" if isinstance(train, list) else "2/2") in last_line(file)
+    assert file.getvalue().count(SHOW_CURSOR) == 2
+
+
+# CsvLog
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_row_per_epoch_and_every_float_reads_back_equal(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "history.csv")
+    records = [record(epoch, {"fc.weight": epoch / 7, "fc.bias": 1e-17 * epoch}) for epoch in range(4)]
+    log.on_start(3, None)
+    for r in records:
+        log.on_epoch(r)
+    log.on_end()
+    rows = read(tmp_path / "history.csv")
+    fields = [f.name for f in dataclasses.fields(EpochRecord) if f.name != "density"]
+    assert list(rows[0]) == [*fields, "density/fc.weight", "density/fc.bias"]
+    assert len(rows) == 4
+    for row, r in zip(rows, records, strict=True):
+        truth = [float(getattr(r, name)) for name in fields] + list(r.density.values())
+        assert str([float(v) for v in row.values()]) == str(truth)  # as text, so that nan equals nan
+        assert (row["epoch"], row["components_alive"]) == (str(r.epoch), "5")
+
+
+def test_plain_training_has_no_density_columns(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "a.csv")
+    log.on_epoch(record(0, density={}))
+    log.on_end()
+    assert [name for name in read(tmp_path / "a.csv")[0] if "density" in name] == []
+
+
+def test_names_with_commas_and_quotes_are_one_column_each(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "a.csv")
+    log.on_epoch(record(0, density={'a,"b"\nc': 0.25}))
+    log.on_end()
+    assert read(tmp_path / "a.csv")[0]['density/a,"b"\nc'] == "0.25"
+
+
+def test_a_row_is_in_the_file_as_soon_as_its_epoch_ends(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "a.csv")
+    for epoch in range(3):
+        log.on_epoch(record(epoch))
+        assert len(read(tmp_path / "a.csv")) == epoch + 1
+    log.on_end()
+
+
+def test_the_rows_before_an_error_stay(tmp_path: Path) -> None:
+    task = small_task([torch.ones(4, 3)] * 2, fails_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        retrain_(task, MixturePrior(task.model), RetrainConfig(epochs=2), [CsvLog(tmp_path / "a.csv")])
+    assert [row["epoch"] for row in read(tmp_path / "a.csv")] == ["0", "1"]
+
+
+def test_the_log_is_the_history(tmp_path: Path) -> None:
+    task = small_task([torch.ones(4, 3)] * 2)
+    history = retrain_(task, MixturePrior(task.model), RetrainConfig(epochs=2), [CsvLog(tmp_path / "a.csv")])
+    rows = read(tmp_path / "a.csv")
+    assert [float(row["prior_loss"]) for row in rows] == [r.prior_loss for r in history]
+    assert [float(row["density/weight"]) for row in rows] == [r.density["weight"] for r in history]
+
+
+def test_a_new_run_replaces_the_log(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "a.csv")
+    for _ in range(2):
+        log.on_epoch(record(0))
+        log.on_end()
+    assert len(read(tmp_path / "a.csv")) == 1
+
+
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "missing" / "a.csv")
+    with pytest.raises(ConfigError, match=r"cannot write .*missing.a\.csv"):
+        log.on_epoch(record(0))
+    log.on_end()

@@ -1,0 +1,401 @@
+"""Rate-aware zeroing: its bits, its rule, and the curvature, from the gradients of the task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softshare as ss
+from softshare.task import Task
+from softshare.train import zeroing as rate
+from softshare.train.hard import quantized
+from softshare.train.retrain import retrain_
+from softshare.train.step import Step
+from softshare.train.zeroing import bits_saved, zero_cheap_, zero_cheapest_
+
+# Bits
+
+
+def plainly(index: Tensor, n_values: int) -> list[float]:
+    """The same in plain Python, weight by weight; a tensor is a matrix of its first size, a scalar 1 by 1."""
+    n_rows = index.shape[0] if index.dim() else 1
+    flat = index.flatten().tolist()
+    n_columns = len(flat) // n_rows
+    rows = [flat[r * n_columns : (r + 1) * n_columns] for r in range(n_rows)]
+    alive = sum(k != 0 for k in flat)
+    density = (alive + 0.5) / (len(flat) + 1)
+    of_row = [(sum(k != 0 for k in row) + density) / (n_columns + 1) for row in rows]
+    of_column = [(sum(row[c] != 0 for row in rows) + density) / (n_rows + 1) for c in range(n_columns)]
+    out = []
+    for r, row in enumerate(rows):
+        for c, k in enumerate(row):
+            p = min(0.5, of_row[r] * of_column[c] / density)
+            q = (flat.count(k) + 0.5) / (alive + 0.5 * n_values)
+            out.append(math.log2((1 - p) / p) - math.log2(q) if k else 0.0)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 9), (9, 1), (6, 5), (4, 3, 3, 3)])
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+def test_bits_saved_against_a_plain_computation(shape: tuple[int, ...], density: float) -> None:
+    g = torch.Generator().manual_seed(len(shape))
+    index = torch.randint(1, 5, shape, generator=g) * (torch.rand(shape, generator=g) < density)
+    saved = bits_saved(index, 5)
+    assert saved.shape == index.shape
+    assert saved.flatten().tolist() == pytest.approx(plainly(index, 5), rel=1e-4, abs=1e-5)
+
+
+def test_bits_saved_by_hand() -> None:
+    """One of 2 by 2 weights: density 1.5 / 5; row and column (1 + 0.3) / 3; the value is 1.5 of 2 shares."""
+    saved = bits_saved(torch.tensor([[1, 0], [0, 0]]), 2)
+    p = min(0.5, (1.3 / 3) ** 2 / 0.3)
+    assert saved.tolist()[0][0] == pytest.approx(math.log2((1 - p) / p) - math.log2(1.5 / 2), rel=1e-6)
+    assert saved.flatten().tolist()[1:] == [0.0, 0.0, 0.0]
+
+
+def test_the_lonely_and_the_rare_save_most() -> None:
+    """In an empty row a weight saves more than in a full one, and a rare value more than a common one."""
+    index = torch.zeros(20, 20, dtype=torch.int64)
+    index[0, :10] = 1
+    index[10, 15] = 1
+    index[0, 9] = 2
+    saved = bits_saved(index, 3)
+    assert saved[10, 15] > saved[0, 0] > 0
+    assert saved[0, 9] > saved[0, 8]
+
+
+def test_no_weight_saves_less_than_the_bits_of_its_value() -> None:
+    """In a full matrix saying that a weight is there costs nothing, and is never taken for a gain of zeros."""
+    index = torch.randint(1, 4, (8, 8), generator=torch.Generator().manual_seed(0))
+    assert bool((bits_saved(index, 4) > 0).all())
+
+
+# The rule
+
+
+def make_prior(mixtures: Any = "layer", model: nn.Module | None = None) -> ss.MixturePrior:
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 10))
+    return ss.MixturePrior(model, ss.PriorConfig(mixtures=mixtures, components=4, zero_mixing=0.5))
+
+
+@pytest.mark.parametrize("mixtures", ["layer", "global"])
+def test_zeroed_are_exactly_those_not_worth_their_bits(mixtures: str) -> None:
+    prior = make_prior(mixtures)
+    g = torch.Generator().manual_seed(1)
+    curvatures = [torch.rand(w.shape, generator=g) ** 4 for w in prior.view.tensors]
+    price, expected, n_kept, n_zeroed = 1e-4, [], 0, 0
+    remaining = iter(curvatures)
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        for w in part.tensors:
+            index = mixture.responsibilities(w.detach().flatten()).argmax(0).view_as(w)
+            value = mixture.mean.detach()[index].double()
+            saved = torch.tensor(plainly(index, 5)).double().view_as(w)
+            cheap = next(remaining).double() * value**2 / 2 < price * saved
+            expected.append(torch.where(cheap, 0.0, w.detach()))
+            n_zeroed, n_kept = n_zeroed + int(cheap.sum()), n_kept + int((~cheap & (index != 0)).sum())
+    assert min(n_kept, n_zeroed) > 50
+    zero_cheap_(prior, curvatures, price)
+    for w, truth in zip(prior.view.tensors, expected, strict=True):
+        assert torch.equal(w.detach(), truth)
+    assert all(w.requires_grad and w.grad is None for w in prior.view.tensors)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+def test_so_many_bits_are_saved(share: float) -> None:
+    prior = make_prior()
+    g = torch.Generator().manual_seed(1)
+    curvatures = [torch.rand(w.shape, generator=g) for w in prior.view.tensors]
+
+    def saved() -> list[Tensor]:
+        parts = zip(prior.parts, prior.mixtures(), strict=True)
+        return [bits_saved(m.assign(w).view_as(w), len(m)) for part, m in parts for w in part.tensors]
+
+    before = saved()
+    wanted = share * float(sum(b.sum() for b in before))
+    zero_cheapest_(prior, curvatures, wanted)
+    gone = sum(float(b[(after == 0) & (b > 0)].sum()) for b, after in zip(before, saved(), strict=True))
+    assert wanted <= gone <= wanted + max(float(b.max()) for b in before)  # whole weights are zeroed
+
+
+def test_the_cheapest_go_up_to_a_price_and_alike_ones_by_number() -> None:
+    by_bits, by_price = make_prior(), make_prior()
+    g = torch.Generator().manual_seed(1)
+    curvatures = [torch.rand(w.shape, generator=g) for w in by_price.view.tensors]
+    zero_cheapest_(by_bits, curvatures, 1e9, 1e-3)  # more bits than there are
+    zero_cheap_(by_price, curvatures, 1e-3)
+    pairs = zip(by_bits.view.tensors, by_price.view.tensors, strict=True)
+    assert all(torch.equal(a.count_nonzero(), b.count_nonzero()) for a, b in pairs)
+    prior = make_prior()
+    n = prior.quantize().quantized.n_nonzero
+    zero_cheapest_(prior, [torch.zeros_like(w) for w in prior.view.tensors], 100.0)  # all of them cost nothing
+    assert n - 100 < prior.quantize().quantized.n_nonzero < n
+
+
+def test_what_is_free_stays() -> None:
+    """At a price of 0 even weights without curvature; at any price those whose curvature is infinite."""
+    prior = make_prior()
+    before = [w.detach().clone() for w in prior.view.tensors]
+    zero_cheap_(prior, [torch.zeros_like(w) for w in before], 0.0)
+    zero_cheap_(prior, [torch.full_like(w, math.inf) for w in before], 1e6)
+    assert all(torch.equal(a, b) for a, b in zip(prior.view.tensors, before, strict=True))
+
+
+def test_at_a_high_price_nothing_but_zeros_is_left() -> None:
+    prior = make_prior()
+    zero_cheap_(prior, [torch.ones_like(w) for w in prior.view.tensors], 1e9)
+    assert prior.quantize().quantized.n_nonzero == 0
+
+
+def test_tensors_without_weights_and_scalars() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.linear.none = nn.Parameter(torch.empty(0, 3))
+            self.linear.scale = nn.Parameter(torch.tensor(0.75))
+
+    prior = make_prior(model=Odd())
+    zero_cheap_(prior, [torch.ones_like(w) for w in prior.view.tensors], 1e9)
+    assert [t.n_nonzero for t in prior.quantize().quantized.shared] == [0, 0, 0, 0]
+    assert prior.view.tensors[-1].item() == 0
+
+
+# The curvature
+
+
+class Quadratic(nn.Module):
+    """Two weights of one input each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.tensor([[0.5, -0.25]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)[:, 0]
+        return out
+
+
+def gaussian_nll(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Of variance 1, without its constant: the curvature by a weight is the mean square of its input."""
+    out: Tensor = model(batch[0])
+    return 0.5 * (out - batch[1]).square().mean()
+
+
+def test_the_curvature_is_that_of_a_quadratic_task() -> None:
+    """Targets are what the network says plus noise of variance 1, as where it has learned all there is.
+
+    There the mean square of one example's gradient is E[x^2], the true curvature, and that of a batch's mean
+    gradient 1 / B of it. The running mean covers about 1000 steps: within 10%.
+    """
+    g = torch.Generator().manual_seed(0)
+    model, size = Quadratic(), 16
+    scale = torch.tensor([2.0, 0.5])
+    task = Task(model, [], gaussian_nll, lambda m: 0.0, size)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
+    step.set(0.0, 0.0)  # nothing moves
+    for _ in range(3000):
+        x = scale * torch.randn(size, 2, generator=g)
+        with quantized(prior):
+            y = model(x).detach() + torch.randn(size, generator=g)
+        step((x, y))
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(size)
+    assert curvature.tolist()[0] == pytest.approx([4.0, 0.25], rel=0.1)
+
+
+def test_the_curvature_by_its_definition() -> None:
+    """The batch size times the running mean square with its bias corrected, here after 3 steps by hand.
+
+    Of the task's gradient at the quantized weights: the prior has no part in it.
+    """
+    model = Quadratic()
+    task, prior = Task(model, [], gaussian_nll, lambda m: 0.0, 4), ss.MixturePrior(model, ss.PriorConfig(components=2))
+    step = Step(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step.hard = True
+    mean_square = torch.zeros(1, 2)
+    for k in range(3):
+        x, y = torch.randn(4, 2, generator=torch.Generator().manual_seed(k)), torch.ones(4)
+        with quantized(prior):
+            gradient = torch.autograd.grad(gaussian_nll(model, (x, y)), model.fc.weight)[0]
+        mean_square = 0.999 * mean_square + 0.001 * gradient**2
+        step.set(100.0, 1.0)
+        step((x, y))
+    assert step.curvature is not None
+    (curvature,) = step.curvature.estimate(4)
+    torch.testing.assert_close(curvature, 4 * mean_square / (1 - 0.999**3), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_curvature_ignores_the_prior_and_the_decay(optimizer: Any) -> None:
+    """However strong: with rates of 0 nothing else depends on them, and the gradients that are trained with do."""
+    found, trained_with = [], []
+    for tau, decay in ((0.0, 0.0), (1e4, 0.0), (0.0, 10.0)):
+        model = Quadratic()
+        prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+        config = ss.RetrainConfig(optimizer=optimizer, weight_decay=decay)
+        step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, config)
+        step.hard = True
+        step.set(tau, 0.0)
+        for k in range(3):
+            step((torch.randn(4, 2, generator=torch.Generator().manual_seed(k)), torch.ones(4)))
+        assert step.curvature is not None
+        found.append(step.curvature.estimate(4)[0])
+        assert model.fc.weight.grad is not None
+        trained_with.append(model.fc.weight.grad.clone())
+    assert bool((found[0] > 0).all())
+    assert all(torch.equal(f, found[0]) for f in found[1:])
+    assert float((trained_with[1] - trained_with[0]).abs().max()) > 1
+
+
+def test_soft_steps_are_not_noted() -> None:
+    model = Quadratic()
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+    estimates = []
+    for n_soft in (0, 3):
+        step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, ss.RetrainConfig())
+        step.set(0.0, 0.0)
+        for k in range(n_soft):
+            step((torch.randn(4, 2, generator=torch.Generator().manual_seed(100 + k)), torch.ones(4)))
+        step.hard = True
+        step((torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(4)))
+        assert step.curvature is not None
+        estimates.append(step.curvature.estimate(4)[0])
+    assert torch.equal(estimates[0], estimates[1])
+
+
+@pytest.mark.parametrize(("hard_from", "zeroing"), [(1.0, 0.3), (0.0, 0.0)])
+def test_where_nothing_is_zeroed_no_curvature_is_kept(hard_from: float, zeroing: float) -> None:
+    model = Quadratic()
+    config = ss.RetrainConfig(hard_from=hard_from, zeroing=zeroing)
+    assert Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), ss.MixturePrior(model), config).curvature is None
+
+
+def test_a_weight_on_which_no_loss_depends_has_no_curvature() -> None:
+    """The prior pulls it all the same, which once counted as curvature; it is zeroed at any price."""
+
+    class Unused(Quadratic):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(3, 2, bias=False)
+            nn.init.constant_(self.unused.weight, 0.5)
+
+    model = Unused()
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4))
+    step = Step(Task(model, [], gaussian_nll, lambda m: 0.0, 4), prior, ss.RetrainConfig())
+    step.hard = True
+    step.set(100.0, 0.0)
+    step((torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), torch.ones(4)))
+    assert step.curvature is not None
+    used, unused = step.curvature.estimate(4)
+    assert bool((used > 0).all())
+    assert unused.tolist() == [[0.0] * 3] * 2
+    assert prior.quantize().quantized.shared[1].n_nonzero == 6
+    zero_cheap_(prior, [used, unused], 1e-12)
+    assert [t.n_nonzero for t in prior.quantize().quantized.shared] == [2, 0]
+
+
+def test_a_step_that_gives_no_shared_weight_a_gradient() -> None:
+    """All of them are frozen; what is trained is not shared."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model[0].requires_grad_(False)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, rules=(ss.Rule("0.*", share=True),)))
+    task = Task(model, [torch.randn(4, 2)] * 2, lambda m, x: m(x).square().mean(), lambda m: 0.0, 8)
+    before = model.get_parameter("0.weight").clone()
+    retrain_(task, prior, ss.RetrainConfig(epochs=2, hard_from=0.0))
+    assert torch.equal(model.get_parameter("0.weight"), before)
+
+
+def test_nothing_is_known_of_a_weight_that_is_not_trained() -> None:
+    """Shared by a rule though it needs no gradient: it is never zeroed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=2, zero_mixing=0.4, rules=(ss.Rule("*", share=True),)))
+    task = Task(model, [], lambda m, x: m(x).square().mean(), lambda m: 0.0, 4)
+    step = Step(task, prior, ss.RetrainConfig())
+    step.hard = True
+    frozen = model.get_parameter("0.weight")
+    before = frozen.clone()
+    step(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
+    assert step.curvature is not None
+    infinite = [bool(c.isinf().all()) for c in step.curvature.estimate(4)]
+    assert infinite == [True, True, False, False]
+    assert all(t.n_nonzero for t in prior.quantize().quantized.shared[:3])
+    zero_cheap_(prior, step.curvature.estimate(4), 1e9)
+    assert torch.equal(frozen, before)
+    assert prior.quantize().quantized.shared[2].n_nonzero == 0
+
+
+# In training
+
+
+@pytest.mark.parametrize(
+    ("hard_from", "zeroing", "calls"), [(0.0, 0.5, 4), (0.5, 0.5, 2), (1.0, 0.5, 0), (0.0, 0.0, 0)]
+)
+def test_after_every_hard_epoch_at_the_price_of_tau(
+    hard_from: float, zeroing: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of a bit is zeroing * tau / N * log 2, by the tau of the epoch's last step."""
+    prices: list[float] = []
+
+    def noted(prior: ss.MixturePrior, curvatures: Any, price: float) -> None:
+        prices.append(price)
+        zero_cheap_(prior, curvatures, price)
+
+    monkeypatch.setattr(rate, "zero_cheap_", noted)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    batches = [torch.randn(4, 2, generator=torch.Generator().manual_seed(k)) for k in range(5)]
+    task = Task(model, batches, lambda m, x: (m(x)[:, 0] - x[:, 0]).square().mean(), lambda m: 0.0, 20)
+    config = ss.RetrainConfig(epochs=4, tau=0.3, tau_warmup=0.5, hard_from=hard_from, zeroing=zeroing)
+    history = retrain_(task, ss.MixturePrior(model, ss.PriorConfig(components=2)), config)
+    assert prices == pytest.approx([zeroing * r.tau / 20 * math.log(2) for r in history[5 - calls :]])
+
+
+def test_a_higher_price_leaves_fewer_weights() -> None:
+    counts = []
+    for zeroing in (0.0, 1.0, 100.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1))
+        batches = [torch.randn(16, 10, generator=torch.Generator().manual_seed(k)) for k in range(10)]
+        task = Task(model, batches, lambda m, x: (m(x)[:, 0] - x[:, 0]).square().mean(), lambda m: 0.0, 160)
+        config = ss.CompressConfig().override(epochs=4, tau=0.02, zero_mixing=0.5, symmetries=False)
+        config = dataclasses.replace(config, retrain=dataclasses.replace(config.retrain, zeroing=zeroing))
+        counts.append(ss.compress(task, config).quantized.n_nonzero)
+    assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_zeroing_with_either_optimizer(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the curvature of the task: the input that matters keeps its weights, those that never vary lose theirs."""
+    calls: list[list[Tensor]] = []
+
+    def noted(prior: ss.MixturePrior, curvatures: Any, price: float) -> None:
+        calls.append(curvatures)
+        zero_cheap_(prior, curvatures, price)
+
+    monkeypatch.setattr(rate, "zero_cheap_", noted)
+    torch.manual_seed(0)
+    model = nn.Linear(10, 4)
+    on = (torch.arange(10) < 5).float()  # the other inputs are always 0
+    batches = [on * torch.randn(16, 10, generator=torch.Generator().manual_seed(k)) for k in range(10)]
+    task = Task(model, batches, lambda m, x: (m(x) - x[:, :4]).square().mean(), lambda m: 0.0, 160)
+    prior = ss.MixturePrior(model, ss.PriorConfig(components=4, zero_mixing=0.5))
+    assert prior.quantize().quantized.shared[0].dense()[:, 5:].count_nonzero() > 5
+    config = ss.RetrainConfig(epochs=3, tau=1e-3, tau_warmup=0.0, lr_weights=1e-2, hard_from=0.0, optimizer=optimizer)
+    history = retrain_(task, prior, config)
+    assert len(calls) == 3
+    assert all(bool((c[0][:, :5] > 0).all()) and not c[0][:, 5:].any() for c in calls)
+    weight = prior.quantize().quantized.shared[0].dense()
+    assert weight[:, 5:].count_nonzero() == 0
+    assert weight[:, :5].count_nonzero() > 3
+    assert history[-1].task_loss < history[1].task_loss

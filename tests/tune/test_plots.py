@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from softshare.config import Range
+from softshare.errors import NotAvailableError
+from softshare.report.style import to_png, to_svg
+from softshare.tune.plots import Points, draw_front, draw_settings, front_data, settings_data
+from softshare.tune.trials import Row, with_front
+
+SPACE = {"tau": Range(0.001, 0.1, log=True), "hard_from": Range(0.0, 0.5)}
+
+
+def row(trial: int, error: float, ratio: float, han: float, tau: float, hard: float, state: str = "complete") -> Row:
+    settings = {"tau": tau, "hard_from": hard}
+    return Row(trial, state, "", 1.5, error, round(1_066_440 / ratio), ratio, han, 9.0, settings)
+
+
+STOPPED = Row(3, "pruned", "diverged", None, None, None, None, None, None, {"tau": 0.1, "hard_from": 0.0})
+ROWS = with_front(
+    [
+        row(0, 2.0, 200.0, 150.0, 0.01, 0.5),
+        row(1, 1.75, 100.0, 90.0, 0.001, 0.25),
+        row(2, 2.25, 180.0, 160.0, 0.1, 0.0),  # beaten as a file, not in the paper's format
+        STOPPED,
+        row(4, 9.0, 900.0, 700.0, 0.1, 0.0, state="pruned"),
+    ]
+)
+ROWS[1] = dataclasses.replace(ROWS[1], test_error_before=1.6, test_error=1.9)
+
+
+def flat(points: Points) -> list[float]:
+    return [value for point in points for value in point]
+
+
+def test_a_point_a_trial_in_each_accounting() -> None:
+    data = front_data("net", ROWS)
+    assert data.order == [0, 1, 2]
+    assert data.file.trials == [(200.0, 0.5), (100.0, 0.25), (180.0, 0.75)]
+    assert data.paper.trials == [(150.0, 0.5), (90.0, 0.25), (160.0, 0.75)]
+    assert data.file.pruned == [(900.0, 7.5)]
+    assert flat(data.file.tested) == pytest.approx([100, 0.3])
+
+
+def test_each_accounting_has_its_own_front() -> None:
+    data = front_data("net", ROWS)
+    assert flat(data.file.front) == pytest.approx([200, 0.5, 100, 0.25])
+    assert flat(data.paper.front) == pytest.approx([160, 0.75, 150, 0.5, 90, 0.25])
+
+
+def test_published_figures_stand_only_beside_their_like() -> None:
+    data = front_data("lenet-300-100", ROWS)
+    assert flat(data.paper.published["Soft weight-sharing, the paper (2017)"]) == pytest.approx([64, 0.05])
+    assert flat(data.paper.published["Deep Compression (Han 2016)"]) == pytest.approx([40, -0.06])
+    measured = data.file.published["pruning, fine-tuning and NNCodec 2.1.3"]
+    assert flat(measured) == pytest.approx([74, 0.46, 108, 0.75])
+    assert not set(data.file.published) & set(data.paper.published)
+    assert "real bytes" in data.file.label
+    assert "estimated bits" in data.paper.label
+    assert front_data("net", ROWS).file.published == {}
+
+
+def test_the_settings_of_complete_trials_by_their_place_in_the_range() -> None:
+    data = settings_data("net", ROWS, SPACE)
+    assert data.names == ["tau", "hard_from"]
+    assert [p for line in data.lines for p in line] == pytest.approx([0.5, 1, 0, 0.5, 1, 0])
+    assert data.on_front == [True, True, False]
+    assert data.correlations == [(1.0, -0.5), (-0.5, pytest.approx(-0.5))]
+    assert data.chance == 1.0
+
+
+@pytest.mark.parametrize("title", ["lenet-300-100", "net.py:task"])
+def test_both_are_drawn(title: str) -> None:
+    for figure in (draw_front(front_data(title, ROWS)), draw_settings(settings_data(title, ROWS, SPACE))):
+        assert to_png(figure).startswith(b"\x89PNG")
+        assert to_svg(figure, "").startswith("<?xml")
+
+
+def test_no_legend_covers_a_point() -> None:
+    front, settings = draw_front(front_data("lenet-300-100", ROWS)), draw_settings(settings_data("net", ROWS, SPACE))
+    for figure in (front, settings):
+        figure.draw_without_rendering()  # lays it out
+        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+        assert legends
+        for legend in legends:
+            for axes in figure.axes:
+                assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_a_single_trial_can_be_drawn() -> None:
+    one = with_front([ROWS[0]])
+    assert to_png(draw_front(front_data("net", one))).startswith(b"\x89PNG")
+    assert to_png(draw_settings(settings_data("net", one, SPACE))).startswith(b"\x89PNG")
+    assert all(math.isfinite(place) for place in settings_data("net", one, SPACE).lines[0])
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(NotAvailableError, match=r"pip install 'softshare\[report\]'"):
+        draw_front(front_data("net", ROWS))

@@ -1,0 +1,76 @@
+"""The report of a study, from the folder that is kept in the docs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from browser import CHROMIUM, NO_BROWSER, browser
+from paths import ROOT
+from softshare.cli import main
+from softshare.errors import FormatError
+from softshare.tune.study_page import study_title
+from softshare.tune.trials import from_csv, to_csv, with_front
+
+KEPT = ROOT / "docs" / "tuning"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    shutil.copy(KEPT / "summary.csv", folder)
+    shutil.copytree(KEPT / "front", folder / "front")
+    assert main(["report", str(folder)]) == 0
+    return folder
+
+
+def test_a_table_is_read_back() -> None:
+    data = (KEPT / "summary.csv").read_bytes()
+    rows = from_csv(data, "summary.csv")
+    assert to_csv(rows) == data
+    assert with_front(rows) == rows
+    assert (rows[0].trial, rows[0].file_bytes, rows[0].on_front, rows[1].test_error) == (0, 4847, True, None)
+    assert rows[0].settings["zeroing"] == 0.3
+
+
+@pytest.mark.parametrize("data", [b"a,b\n1,2\n", b"\xff\xfe", (KEPT / "summary.csv").read_bytes()[:-40]])
+def test_another_table_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError, match="there: expected a line for each trial"):
+        from_csv(data, "there")
+
+
+def test_a_study_has_a_page_and_its_two_figures(study: Path) -> None:
+    assert study_title(study) == "lenet-300-100"
+    pictures = {path.name for path in (study / "report" / "figures").iterdir()}
+    assert pictures == {"front.png", "front.svg", "settings.png", "settings.svg"}
+
+
+def test_the_picture_in_the_docs_is_drawn_from_the_table_beside_it(study: Path) -> None:
+    for name in ("front.png", "settings.png"):
+        kept, drawn = (imread(folder / name) for folder in (KEPT, study / "report" / "figures"))
+        assert kept.shape == drawn.shape
+        assert abs(kept - drawn).mean() < 0.01  # fonts may differ a little
+
+
+def test_a_study_without_a_trial_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.csv").write_bytes((KEPT / "summary.csv").read_bytes().partition(b"\n")[0])
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no trial has come to its end yet" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_the_page_opens_and_its_table_sorts(study: Path, width: int, scheme: str) -> None:
+    with browser() as tab:
+        tab.open((study / "report" / "index.html").as_uri(), width=width, scheme=scheme)
+        assert tab.run("[...document.querySelectorAll('section')].map(e => e.id)") == ["front", "settings", "trials"]
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        tab.click("#trials th:nth-child(5) button")
+        cells = "[...document.querySelectorAll('#trials td:nth-child(5)')].map(e => +e.dataset.value).filter(n => n)"
+        sizes = tab.run(cells)
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(sizes) > 10
+        assert tab.problems == []
