@@ -6,7 +6,7 @@ DOCS_READY := $(VENV)/.docs-ready
 FILES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs rooms fuzz bench reproduce results clean
+.PHONY: help demo fast test check docs rooms fuzz bench reproduce results clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -14,7 +14,10 @@ help:  ## Show this list
 demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNIST; the run is left in runs/demo
 	$(BIN)/softshare demo --out runs/demo --overwrite
 
-test: check  ## Set up .venv, then lint, types and tests
+fast: $(READY)  ## Every module in under a minute: the tests that are not slow and need no GPU and no browser
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not browser'
+
+test: check  ## Set up .venv, then lint, types and all tests
 	$(BIN)/python -m pytest -n 2
 
 check: $(READY)  ## Lint (ruff), types (mypy strict) and the order of folders (import-linter)

@@ -24,7 +24,6 @@ WAYS = {
     "exact": {"method": "exact"},
     "table": {"method": "table"},
     "block, 1 in 10": {"method": "exact", "sample_one_in": 10},
-    "random, 1 in 10": {"method": "exact", "sample_one_in": 10, "sample_schedule": "random"},
 }
 COLUMNS = ["experiment", "device", "seed", "way", "error_before", "error_after", "file_bytes"]
 

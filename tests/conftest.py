@@ -10,6 +10,9 @@ from hypothesis import settings
 # Tests run in two processes; two threads in each would fight over two cores, many times slower than one each.
 torch.set_num_threads(1)
 
+# Without a GPU, Triton's kernels run in its interpreter. It must know before it is loaded.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
 # The same examples on every machine, and no deadline: how long one takes says nothing on a busy machine.
 settings.register_profile("softshare", deadline=None, derandomize=True)
 settings.load_profile("softshare")

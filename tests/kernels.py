@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -23,7 +22,6 @@ Loss = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor], Tensor]
 Params = tuple[Tensor, Tensor, Tensor]  # log_mixing, mean, log_var
 
 HAS_GPU = torch.cuda.is_available()
-os.environ.setdefault("TRITON_INTERPRET", "0" if HAS_GPU else "1")  # before triton is loaded
 HAS_TRITON = find_spec("triton") is not None
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 BACKENDS = ["torch", "numba", *(["triton"] if HAS_TRITON else [])]
@@ -44,7 +42,7 @@ def sweep_of(backend: str, reach: float | None = None) -> Sweep:
         return sweep_torch
     if backend != "triton":
         return find_sweep(torch.zeros(1), backend, reach)
-    sweep: Sweep = module("mixture_triton").sweep
+    sweep: Sweep = module("sweep_triton").sweep
     if reach is not None:
         sweep = tabulated(sweep, module("table_triton").make_grid, module("table_triton").look_up, reach)
     return _on_gpu(sweep) if HAS_GPU else sweep

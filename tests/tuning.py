@@ -47,7 +47,7 @@ def make_task(test: Callable[[nn.Module], float] | None = None) -> softshare.Tas
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     hang = os.environ.get("HANG")
-    if hang and len(list(Path(os.environ["TRIALS"]).glob("*.json"))) >= 2:
+    if hang and len(list(Path(os.environ["TRIALS"]).glob("*/result.json"))) >= 2:
         Path(hang).touch()
         time.sleep(600)
     return F.cross_entropy(model(batch[0]), batch[1])

@@ -18,7 +18,7 @@ from softshare.prior.prior import MixturePrior
 from softshare.quantization.assignment import quantize
 from softshare.quantization.merge import merge_groups, spread
 from softshare.quantization.quantized import QuantizedWeights
-from softshare.simplify.symmetries import simplify, units_in_place
+from softshare.simplify.symmetries import Moved, simplify
 from softshare.target.limits import Outcome
 from softshare.train.hooks import EpochRecord
 
@@ -33,7 +33,7 @@ class Compressed:
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
     messages: tuple[str, ...] = field(default=(), repr=False)  # what was done to the network's units
-    orders: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # the units of a layer, as the file has them
+    moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # the units that the file has elsewhere
     outcome: Outcome | None = None  # of the target, if there was one
 
     def to_bytes(self) -> bytes:
@@ -49,11 +49,11 @@ class Compressed:
         named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
         return decode(encode(self.quantized, named), max_bytes=None).state_dict()
 
-    def in_place(self, model: nn.Module) -> dict[str, Tensor]:
-        """The shared tensors as the file holds them, but with their units where the network has them."""
-        placed = units_in_place(model, self.quantized, self.orders).shared
-        values = {t.name: torch.from_numpy(rounded_codebook(t, self.config).values) for t in placed}
-        return {t.name: dataclasses.replace(t, codebook=values[t.name]).dense() for t in placed}
+    def in_place(self, name: str) -> Tensor:
+        """A shared tensor as the file holds it, but with its units where the network has them."""
+        found = next(t for t in self.quantized.shared if t.name == name)
+        values = torch.from_numpy(rounded_codebook(found, self.config).values)
+        return self.moved.get(name, Moved()).back(dataclasses.replace(found, codebook=values).dense())
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
@@ -80,7 +80,7 @@ def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig)
     """As it will be written: by `config.encode`, its units in the best order, if that is asked for."""
     if not config.simplify.symmetries:
         return dataclasses.replace(compressed, config=config.encode)
-    quantized, messages, orders = simplify(model, compressed.quantized, config.encode)
+    quantized, messages, moved = simplify(model, compressed.quantized, config.encode)
     return dataclasses.replace(
-        compressed, quantized=quantized, config=config.encode, messages=tuple(messages), orders=orders
+        compressed, quantized=quantized, config=config.encode, messages=tuple(messages), moved=moved
     )

@@ -70,8 +70,9 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
+        data = read_bytes(path)
         try:
-            values = json.loads(read_bytes(path))
+            values = json.loads(data)
             if not isinstance(values, dict) or values.get("schema") != SCHEMA:
                 raise ValueError(f"expected an object of schema {SCHEMA}")
             return from_plain(cls, values, "result")

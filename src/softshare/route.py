@@ -56,7 +56,7 @@ def compress(
             quantized=trimmed.simplified.quantized,
             config=config.encode,
             messages=(*messages, *trimmed.simplified.messages),
-            orders=trimmed.simplified.orders,
+            moved=trimmed.simplified.moved,
             outcome=budget.outcome(trimmed),
         )
     else:

@@ -23,7 +23,7 @@ from samples import shared as random_shared
 from softshare import codec
 from softshare.codec import container
 from softshare.codec import shared_section as shared_module
-from softshare.codec.han import csr as han
+from softshare.codec import han
 from softshare.config import EncodeConfig
 from softshare.config.stages import Codec
 from softshare.errors import ConfigError, FormatError, ModelError

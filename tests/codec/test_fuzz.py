@@ -13,9 +13,8 @@ import pytest
 
 import fuzz
 from softshare import codec
-from softshare.codec import planes
+from softshare.codec import han, planes
 from softshare.codec.adaptive import tensor as adaptive
-from softshare.codec.han import csr as han
 from softshare.config import EncodeConfig
 
 

@@ -81,7 +81,7 @@ def test_the_bytes_are_pinned() -> None:
 PLAIN = """
 import sys
 sys.modules["numba"] = None  # as if it were not installed
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/codec"]
 from test_planes import FIXED, decode_planes, encode_planes, np
 for k, x in enumerate(FIXED):
     print(encode_planes(x).hex())

@@ -271,7 +271,7 @@ def test_a_missing_version_is_refused() -> None:
 def test_an_unknown_field_is_refused_with_its_path(values: dict[str, Any], path: str, name: str) -> None:
     with pytest.raises(ConfigError) as error:
         CompressConfig.from_dict(values)
-    assert str(error.value).startswith(f"{path}: ")
+    assert f"{path}: " in str(error.value)
     assert name in str(error.value)
 
 
@@ -397,9 +397,8 @@ def test_what_has_no_part_beside_a_width_is_refused(names: list[str]) -> None:
     ):
         with pytest.raises(ConfigError) as error:
             build()
-        assert str(error.value).startswith(f"{', '.join(names)}: ")
-        assert "a width holds the components, here 0.3" in str(error.value)
-        assert "set either width or all of these to None ('none' on the command line)" in str(error.value)
+        assert f"{', '.join(names)}: no effect while width is set, here to 0.3." in str(error.value)
+        assert "Set width to None ('none' on the command line)" in str(error.value)
     assert PriorConfig(width=None, **given).width is None
     nones: dict[str, Any] = dict.fromkeys(given)
     assert PriorConfig(width=0.3, **nones).width == 0.3
@@ -407,7 +406,7 @@ def test_what_has_no_part_beside_a_width_is_refused(names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_the_default_width_refuses_them_too(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}: .*here 0\.45; set either width"):
+    with pytest.raises(ConfigError, match=rf"^{name}: .*here to 0\.45\. Set width"):
         CompressConfig().override(**{name: WITHOUT[name]})
 
 
@@ -419,7 +418,7 @@ def test_by_default_a_width_holds_the_components_and_nothing_else() -> None:
 
 
 def test_a_width_beside_the_papers_settings_is_refused_until_they_are_taken_away() -> None:
-    with pytest.raises(ConfigError, match=r"^init_std, zero_precision_prior, free_precision_prior: .*set either width"):
+    with pytest.raises(ConfigError, match=r"^init_std, zero_precision_prior, free_precision_prior: .*Set width"):
         CompressConfig.paper().override(width=0.3)
     prior = CompressConfig.paper().override(width=0.3, **dict.fromkeys(WITHOUT)).prior
     assert (prior.width, prior.components, prior.mixtures) == (0.3, 16, "global")

@@ -92,8 +92,8 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
         text = page.read_text()
-        shown = re.findall(r"^make (\w+)", "\n".join(blocks("sh", text)), re.MULTILINE)
-        for target in {*shown, *re.findall(r"`make (\w+)", text)}:
+        shown = re.findall(r"^make ([a-z]+)", "\n".join(blocks("sh", text)), re.MULTILINE)
+        for target in {*shown, *re.findall(r"`make ([a-z]+)", text)}:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (name(page), target)
 
 

@@ -288,7 +288,7 @@ def test_weights_that_became_nan_are_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "model.sws").exists()
 
 
-@pytest.mark.parametrize("values", [{"distill": 0.5}, {"codebook_epochs": 1}, {"capture": True}])
+@pytest.mark.parametrize("values", [{"distill": 0.5}, {"capture": True}])
 def test_settings_that_a_callback_does_not_serve(values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(values))}: softshare.compress does this"):
         SoftShareCallback(tmp_path / "model.sws", config(**values))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from softshare._util import run_folder
 from softshare._util.files import write_atomic
 from softshare._util.run_folder import write_pair
 from softshare.cli import main
@@ -116,8 +117,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def place(method: str, seed: int) -> str:
+    return f"{NAME}/{method}/seed-{seed}"
+
+
 def pair(method: str, seed: int) -> list[str]:
-    return [f"{NAME}/{method}/seed-{seed}.{suffix}" for suffix in ("json", "sws")]
+    return [f"{place(method, seed)}/{name}" for name in ("model.sws", "result.json")]
 
 
 def stable(result: Result) -> Result:
@@ -132,7 +137,7 @@ def test_pairs_and_nothing_else(made: Made) -> None:
     assert list(contents(made.out)) == sorted(f for m in METHODS for seed in (0, 1) for f in pair(m, seed))
     assert [(r.seed, r.method) for r in made.results] == [(seed, m) for seed in (0, 1) for m in METHODS]
     for r in made.results:
-        assert Result.load(made.out / NAME / r.method / f"seed-{r.seed}.json") == r
+        assert Result.load(made.out / NAME / r.method / f"seed-{r.seed}" / "result.json") == r
         assert (r.experiment, r.dataset, r.device) == (NAME, "MNIST", "cpu")
         assert r.seconds > 0
 
@@ -180,14 +185,14 @@ def test_only_the_baselines_have_an_accounting_of_their_own(made: Made) -> None:
 
 def test_a_published_ratio_that_is_not_the_files_differs(copy: Path) -> None:
     for method, seed in (("dns", 0), ("deep-compression", 1), ("softshare", 1)):
-        path = copy / pair(method, seed)[0]
+        path = copy / pair(method, seed)[1]
         values = json.loads(path.read_text())
         values["published_ratio"] = 1.001 * (values["published_ratio"] or 50.0)
         path.write_text(json.dumps(values))
     bad = {c.path: c.differences for c in verify(copy) if not c.ok}
-    assert list(bad) == [pair(*at)[1] for at in (("deep-compression", 1), ("dns", 0), ("softshare", 1))]
+    assert list(bad) == [place(*at) for at in (("deep-compression", 1), ("dns", 0), ("softshare", 1))]
     assert all(len(d) == 1 and d[0].startswith("published_ratio: expected ") for d in bad.values())
-    assert bad[pair("softshare", 1)[1]][0].endswith("got None from the file")
+    assert bad[place("softshare", 1)][0].endswith("got None from the file")
 
 
 # Training
@@ -210,7 +215,7 @@ def test_a_method_alone_gives_the_same(method: str, made: Made, tmp_path: Path) 
     (alone,) = reproduce(NAME, [method], [1], tmp_path)
     (beside,) = (r for r in made.results if (r.method, r.seed) == (method, 1))
     assert stable(alone) == stable(beside)
-    name = pair(method, 1)[1]
+    name = pair(method, 1)[0]
     assert (tmp_path / name).read_bytes() == (made.out / name).read_bytes()
 
 
@@ -255,7 +260,7 @@ def test_on_a_gpu_captured_the_same_twice_and_verified_on_the_cpu(tmp_path: Path
     first, second = (list(reproduce(NAME, METHODS, [0], tmp_path / name, "cuda")) for name in "ab")
     assert [stable(r) for r in first] == [stable(r) for r in second]
     assert all(r.device == torch.cuda.get_device_name() for r in first)
-    for name in (pair(m, 0)[1] for m in METHODS):
+    for name in (pair(m, 0)[0] for m in METHODS):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert all(c.ok for c in verify(tmp_path / "a"))
     assert all(r.config["pretrain"]["capture"] for r in first if r.method != "scratch")
@@ -270,7 +275,7 @@ def test_pairs_that_are_there_are_kept(copy: Path, made: Made) -> None:
     assert again == made.results
     assert contents(copy) == before
     assert len(said) == 8
-    assert said[0] == f"{copy / NAME}/softshare/seed-0.sws is there already and is kept"
+    assert said[0] == f"{copy / NAME}/softshare/seed-0 is there already and is kept"
 
 
 def test_kept_pairs_need_no_data(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +284,7 @@ def test_kept_pairs_need_no_data(copy: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_pair_of_other_settings_is_kept_and_said(copy: Path) -> None:
-    path = copy / pair("softshare", 0)[0]
+    path = copy / pair("softshare", 0)[1]
     values = json.loads(path.read_text())
     values["config"]["retrain"]["tau"] = 0.25
     path.write_text(json.dumps(values))
@@ -307,8 +312,8 @@ def test_half_a_pair_is_made_anew(missing: int, copy: Path, made: Made) -> None:
 
 
 def test_a_kept_result_that_cannot_be_read(copy: Path) -> None:
-    (copy / pair("dns", 1)[0]).write_text("{}")
-    with pytest.raises(FormatError, match=r"seed-1\.json is not a result"):
+    (copy / pair("dns", 1)[1]).write_text("{}")
+    with pytest.raises(FormatError, match=r"seed-1/result\.json is not a result"):
         reproduce(NAME, METHODS, [0, 1], copy, hooks=no_training)
 
 
@@ -325,11 +330,11 @@ def test_a_pair_that_cannot_be_written_leaves_the_earlier_one(
             raise ConfigError("the disk is full")
         return write_atomic(path, data)
 
-    monkeypatch.setattr(module, "write_atomic", full)
+    monkeypatch.setattr(run_folder, "write_atomic", full)
     with pytest.raises(ConfigError, match="the disk is full"):
-        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1])
+        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1].to_json().encode())
     with pytest.raises(ConfigError, match="the disk is full"):
-        write_pair(copy / NAME / "softshare/seed-9", b"another", made.results[1])
+        write_pair(copy / NAME / "softshare/seed-9", b"another", made.results[1].to_json().encode())
     assert contents(copy) == before
 
 
@@ -342,11 +347,11 @@ def test_stopped_between_the_two_neither_is_left(copy: Path, made: Made, monkeyp
             raise OSError("stopped")
         replace(source, target)
 
-    monkeypatch.setattr(module, "write_atomic", lambda path, data: path.write_bytes(data))
+    monkeypatch.setattr(run_folder, "write_atomic", lambda path, data: path.write_bytes(data))
     monkeypatch.setattr(os, "replace", stop)
     with pytest.raises(ConfigError, match=r"cannot write .*seed-0: stopped"):
-        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1])
-    assert sorted(p.name for p in (copy / NAME / "softshare").iterdir()) == ["seed-1.json", "seed-1.sws"]
+        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1].to_json().encode())
+    assert [p.name for p in (copy / NAME / "softshare").iterdir()] == ["seed-1"]
 
 
 # What is refused, before anything is trained

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -212,13 +211,34 @@ def test_published_figures_are_consistent() -> None:
 # The README
 
 
-def test_the_summary_has_ours_beside_the_published() -> None:
-    augmented = with_settings(result(n_bytes=4_000), augment=True)
-    summary = render_summary([*THREE, augmented])
-    ours = [row for row in rows(summary, "lenet-300-100") if row[1].startswith("**")]
-    assert [row[1] for row in ours] == ["**softshare**, 3 seeds", "**softshare, augmented**, one seed"]
-    assert ours[0][2:] == ["1.50 -> 1.90 ± 0.10", "5,100 ± 100 bytes", f"{4 * N / 5_100:.1f}", "real bytes"]
-    assert len(rows(summary, "lenet-300-100")) == 2 + sum(r.experiment == "lenet-300-100" for r in PUBLISHED)
+def summary_of(*results: Result) -> list[list[str]]:
+    return [row[1:] for row in rows(render_summary(results), "lenet")]
+
+
+def test_the_summary_has_our_file_beside_the_papers() -> None:
+    paper, ours = summary_of(*THREE)
+    assert paper == [
+        "Soft weight-sharing, the paper (2017)",
+        "1.89 -> 1.94",
+        "~16.6 KB",
+        "64",
+        "estimated bits, weights only",
+    ]
+    size, ratio = "5,100 ± 100 bytes", f"{4 * N / 5_100:.1f}"
+    assert ours == ["**softshare**, 3 seeds", "1.50 -> 1.90 ± 0.10", size, ratio, "real bytes"]
+
+
+def test_the_summary_takes_the_smallest_file_at_about_the_papers_error() -> None:
+    """The paper has 1.94%: at most 0.05 points more will do."""
+    near, far = result(n_bytes=4_000, error=1.98, method="near"), result(n_bytes=3_000, error=2.0, method="far")
+    rival = result(n_bytes=2_000, error=1.5, method="dns")
+    augmented = with_settings(result(n_bytes=1_000, error=1.5, method="other"), augment=True)
+    assert summary_of(*THREE, near, far, rival, augmented)[1][0] == "**near**, one seed"
+    assert summary_of(result(error=2.5, method="worse"), far)[1][0] == "**far**, one seed"  # none is near: the lowest
+
+
+def test_the_summary_has_only_networks_of_the_paper() -> None:
+    assert not rows(render_summary([result(experiment="my-net")]), "my-net")
 
 
 def test_only_what_is_between_the_markers_is_replaced() -> None:
@@ -302,11 +322,9 @@ def drawing(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         state.drawn.append(data.experiment)
         return b"PNG " + data.digest.encode()
 
-    page = sys.modules["softshare.paper.pages"]
-    cli = sys.modules["softshare.cli.records"]
-    for module in (page, cli):
-        monkeypatch.setattr(module, "can_draw", lambda: state.on)
-    monkeypatch.setattr(page, "draw_pareto", draw)
+    for module in ("softshare.paper.pages", "softshare.report.style"):  # the second is what the command asks
+        monkeypatch.setattr(f"{module}.can_draw", lambda: state.on)
+    monkeypatch.setattr("softshare.paper.pages.draw_pareto", draw)
     return state
 
 
@@ -346,6 +364,21 @@ def test_check_finds_a_new_result(root: Path) -> None:
     assert command(root) == 0
     result(3, 5_300).save(root / "results/lenet-300-100/softshare/seed3.json")
     assert command(root, "--check") == 1
+
+
+def test_figures_in_prose_are_filled_and_checked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin, end = "<!-- = results/lenet-300-100/softshare mean(file_bytes) -->", "<!-- / -->"
+    (root / "docs").mkdir()
+    page = root / "docs" / "page.md"
+    page.write_text(f"Files of {begin}0{end} bytes.\n")
+    assert command(root, "--check") == 1
+    assert "page.md is not what the results give" in capsys.readouterr().out
+    assert command(root) == command(root, "--check") == 0
+    assert page.read_text() == f"Files of {begin}5,100{end} bytes.\n"
+    page.write_text("Files of <!-- = results/none rows --><!-- / -->.\n")
+    assert command(root, "--check") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "page.md: results/none rows: expected rows in results/none, found none" in error
 
 
 def test_a_readme_without_markers_or_none_is_left_alone(root: Path) -> None:

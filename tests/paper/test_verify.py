@@ -18,7 +18,7 @@ from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import WeightView
-from softshare.paper.verify import Check, find_pairs, verify
+from softshare.paper.verify import Check, find_runs, verify
 from softshare.prior.mixture import Mixture
 from softshare.quantization.assignment import quantize
 from softshare.result import Result, measure
@@ -41,9 +41,9 @@ def by_hand(model: torch.nn.Module) -> Compressed:
 
 def write_pair(folder: Path, name: str, result: Result, compressed: Compressed) -> None:
     path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(compressed.quantized, f"{path}.sws", CompressConfig.from_dict(result.config).encode)
-    result.save(f"{path}.json")
+    path.mkdir(parents=True)
+    save(compressed.quantized, f"{path}/model.sws", CompressConfig.from_dict(result.config).encode)
+    result.save(f"{path}/result.json")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def folder(true_folder: Path, tmp_path: Path) -> Path:
 
 
 def tamper(folder: Path, **changes: Any) -> None:
-    path = folder / f"{NAME}.json"
+    path = folder / f"{NAME}/result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -93,7 +93,7 @@ def only_bad(folder: Path) -> Check:
     first, second = verify(folder)
     assert second.ok
     assert not first.ok
-    assert first.path == f"{NAME}.sws"
+    assert first.path == NAME
     return first
 
 
@@ -103,12 +103,12 @@ def only_bad(folder: Path) -> Check:
 def test_true_results_agree(folder: Path, loads: list[str]) -> None:
     loads.clear()
     checks = list(verify(folder))
-    assert [c.path for c in checks] == [f"lenet-300-100/ours/tau0.05-seed{seed}.sws" for seed in (0, 1)]
+    assert [c.path for c in checks] == [f"lenet-300-100/ours/tau0.05-seed{seed}" for seed in (0, 1)]
     assert all(c.ok and not c.not_checked for c in checks)
     assert loads == ["MNIST"]
     for check in checks:
-        result = Result.load(folder / check.path.replace(".sws", ".json"))
-        size = (folder / check.path).stat().st_size
+        result = Result.load(folder / check.path / "result.json")
+        size = (folder / check.path / "model.sws").stat().st_size
         assert (check.file_bytes, check.error) == (size, result.error_after) == (result.file_bytes, check.error)
 
 
@@ -138,7 +138,7 @@ def test_the_random_state_is_left_alone(folder: Path) -> None:
     ],
 )
 def test_a_tampered_field_is_named(folder: Path, field: str, change: Callable[[Any], Any]) -> None:
-    said = change(getattr(Result.load(folder / f"{NAME}.json"), field))
+    said = change(getattr(Result.load(folder / f"{NAME}/result.json"), field))
     tamper(folder, **{field: said})
     (difference,) = only_bad(folder).differences
     assert difference.startswith(f"{field}: expected {said!r} by the result, got ")
@@ -147,23 +147,22 @@ def test_a_tampered_field_is_named(folder: Path, field: str, change: Callable[[A
 def test_a_pair_is_what_its_place_says(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "kept" / "lenet-300-100" / "dns"
     place.mkdir(parents=True)
-    for suffix in (".sws", ".json"):
-        shutil.copy(folder / f"{NAME}{suffix}", place / f"seed-7{suffix}")
+    shutil.copytree(folder / NAME, place / "seed-7")
     (check,) = verify(tmp_path / "kept")
     assert [d.partition(":")[0] for d in check.differences] == ["method", "seed"]
-    path = place / "seed-7.json"
+    path = place / "seed-7" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "dns", "seed": 7}))
     assert all(c.ok for c in verify(tmp_path / "kept"))
 
 
 def test_rounding_within_the_tolerance_agrees(folder: Path) -> None:
-    tamper(folder, error_after=Result.load(folder / f"{NAME}.json").error_after + 1e-10)
+    tamper(folder, error_after=Result.load(folder / f"{NAME}/result.json").error_after + 1e-10)
     assert all(c.ok for c in verify(folder))
 
 
 def test_a_file_of_another_network_of_the_same_size_differs(folder: Path) -> None:
     """Two files swapped: their JSONs are true of the other."""
-    first, second = folder / f"{NAME}.json", folder / f"{NAME[:-1]}1.json"
+    first, second = folder / f"{NAME}/result.json", folder / f"{NAME[:-1]}1/result.json"
     a, b = first.read_bytes(), second.read_bytes()
     first.write_bytes(b)
     second.write_bytes(a)
@@ -172,7 +171,7 @@ def test_a_file_of_another_network_of_the_same_size_differs(folder: Path) -> Non
 
 
 def test_a_truncated_file(folder: Path) -> None:
-    path = folder / f"{NAME}.sws"
+    path = folder / f"{NAME}/model.sws"
     path.write_bytes(path.read_bytes()[:-100])
     check = only_bad(folder)
     assert check.error is None
@@ -181,7 +180,7 @@ def test_a_truncated_file(folder: Path) -> None:
 
 
 def test_a_changed_byte(folder: Path) -> None:
-    path = folder / f"{NAME}.sws"
+    path = folder / f"{NAME}/model.sws"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -189,37 +188,37 @@ def test_a_changed_byte(folder: Path) -> None:
 
 
 def test_an_empty_file(folder: Path) -> None:
-    (folder / f"{NAME}.sws").write_bytes(b"")
+    (folder / f"{NAME}/model.sws").write_bytes(b"")
     assert len(only_bad(folder).differences) == 2
 
 
 def test_a_result_without_its_file(folder: Path) -> None:
-    (folder / f"{NAME}.sws").unlink()
+    (folder / f"{NAME}/model.sws").unlink()
     check = only_bad(folder)
     assert check.file_bytes is None
-    assert "there is no file tau0.05-seed0.sws" in check.differences[0]
+    assert "there is no model.sws beside result.json" in check.differences[0]
 
 
 def test_a_file_without_its_result(folder: Path) -> None:
-    (folder / f"{NAME}.json").unlink()
-    assert "there is no result tau0.05-seed0.json" in only_bad(folder).differences[0]
+    (folder / f"{NAME}/result.json").unlink()
+    assert "there is no result.json beside model.sws" in only_bad(folder).differences[0]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]"])
 def test_what_is_not_a_result(folder: Path, text: str) -> None:
-    (folder / f"{NAME}.json").write_text(text)
+    (folder / f"{NAME}/result.json").write_text(text)
     assert "is not a result" in only_bad(folder).differences[0]
 
 
 def test_a_field_of_another_type(folder: Path) -> None:
     tamper(folder, error_after="1.5")
-    assert "error_after: expected float, got '1.5'" in only_bad(folder).differences[0]
+    assert "error_after: expected a number, got '1.5'" in only_bad(folder).differences[0]
 
 
 def test_an_unknown_experiment(folder: Path) -> None:
     tamper(folder, experiment="my-net", file_bytes=1)
     unknown, size = only_bad(folder).differences
-    assert "unknown experiment 'my-net'" in unknown
+    assert "'my-net' is no experiment" in unknown
     assert size.startswith("file_bytes")
 
 
@@ -249,7 +248,7 @@ def test_without_the_data_all_but_the_error_is_checked(wrn_folder: Path, capsys:
     assert check.ok
     assert check.error is None
     (reason,) = check.not_checked
-    assert reason.startswith("error: wrn-16-4: CIFAR-10 is not in the package. Looked for cifar-10-batches-bin")
+    assert reason.startswith("error: wrn-16-4: CIFAR-10 is not in the package. Expected cifar-10-batches-bin")
     assert main(["verify", str(wrn_folder)]) == 0
     text = capsys.readouterr().out
     assert "The error of 1 could not be measured" in text
@@ -259,7 +258,7 @@ def test_without_the_data_all_but_the_error_is_checked(wrn_folder: Path, capsys:
 
 def test_without_the_data_the_rest_can_still_differ(wrn_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(wrn_folder, tmp_path / "results")
-    path = tmp_path / "results/wrn-16-4/ours/seed0.json"
+    path = tmp_path / "results/wrn-16-4/ours/seed0/result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"n_nonzero": 5}))
     (check,) = verify(tmp_path / "results")
     assert [d.partition(":")[0] for d in check.differences] == ["n_nonzero"]
@@ -277,15 +276,22 @@ def test_a_config_that_does_not_say_how_the_file_was_encoded(folder: Path) -> No
 
 
 def test_pairs_are_found_once_and_in_order(tmp_path: Path) -> None:
-    for name in ("b.sws", "a/x.json", "a/x.sws", "a/0.5.json", "a/readme.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in (
+        "b/model.sws",
+        "a/x/result.json",
+        "a/x/model.sws",
+        "a/0.5/result.json",
+        "a/readme.txt",
+        "a/.c/model.sws",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [str(p.relative_to(tmp_path)) for p in find_pairs(tmp_path)] == ["a/0.5", "a/x", "b"]
+    assert [str(p.relative_to(tmp_path)) for p in find_runs(tmp_path)] == ["a/0.5", "a/x", "b"]
 
 
 def test_no_folder_and_an_empty_one_are_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
-        find_pairs(tmp_path / "none")
+        find_runs(tmp_path / "none")
     for path, message in ((tmp_path / "none", "there is no folder"), (tmp_path, "found none")):
         assert main(["verify", str(path)]) == 2
         assert message in capsys.readouterr().err
@@ -295,7 +301,7 @@ def test_the_command_says_what_agrees(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["verify", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "2 of 2 agree" in text
-    assert f"{Result.load(folder / f'{NAME}.json').file_bytes:,}" in text
+    assert f"{Result.load(folder / f'{NAME}/result.json').file_bytes:,}" in text
 
 
 def test_the_command_says_what_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,11 +321,11 @@ def test_the_default_folder_is_results(
 
 
 def test_json_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / f"{NAME}.sws").unlink()
+    (folder / f"{NAME}/model.sws").unlink()
     assert main(["verify", str(folder), "--json"]) == 1
     values = json.loads(capsys.readouterr().out)
     assert not values["ok"]
     assert [check["ok"] for check in values["checks"]] == [False, True]
-    assert values["checks"][0]["path"] == f"{NAME}.sws"
+    assert values["checks"][0]["path"] == NAME
     assert values["checks"][0]["file_bytes"] is None
-    assert "there is no file" in values["checks"][0]["differences"][0]
+    assert "there is no model.sws" in values["checks"][0]["differences"][0]

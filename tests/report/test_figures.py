@@ -40,7 +40,7 @@ from softshare.report.style import styled, to_png
 from softshare.result import Result
 from softshare.target.limits import MaxBytes
 
-PAPER = ("--paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
+PAPER = ("--config", "paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
 
 MERGES = (
     "--components",
@@ -207,7 +207,6 @@ def test_filters_are_those_before(run: Run) -> None:
 
 RUNS = {
     "merges": MERGES,
-    "codebooks": (*MERGES, "--codebook-epochs", 2, "--lr-codebook", 0.01),
     "target": ("--max-bytes", 700),
     "soft": ("--hard-from", 1, "--zeroing", 0),
     "float32": ("--codebook-dtype", "float32"),

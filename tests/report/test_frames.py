@@ -41,13 +41,13 @@ class Copies(Hook):
 @pytest.mark.parametrize("mixtures", ["layer", "global"])
 def test_frames_are_what_was_there_at_each_epoch(tmp_path: Path, mixtures: str) -> None:
     log, copies = FrameLog(tmp_path / "frames.npz"), Copies()
-    config = CompressConfig().override(epochs=3, mixtures=mixtures, codebook_epochs=2)
+    config = CompressConfig().override(epochs=3, mixtures=mixtures)
     compressed = compress(make_task(), config, [log, copies])
     log.finish(compressed.mixtures)
     frames = Frames.load(tmp_path / "frames.npz")
     parts = ["conv", "hidden", "<b>head"] if mixtures == "layer" else ["all weights"]
     assert frames.parts == parts
-    assert frames.epochs.tolist() == [0, 1, 2, 3]  # training the codebooks moves no weight to another component
+    assert frames.epochs.tolist() == [0, 1, 2, 3]
     for e, (weights, of_parts) in enumerate(zip(copies.weights, copies.mixtures, strict=True)):
         for k, (w, m) in enumerate(zip(weights, of_parts, strict=True)):
             for name in ("log_mixing", "mean", "log_var"):
@@ -78,13 +78,10 @@ class Good(Hook):
         return 10.0 if self.epoch == self.at else 90.0
 
 
-@pytest.mark.parametrize("codebook_epochs", [0, 1])
-def test_the_last_frame_is_the_network_that_a_target_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codebook_epochs: int
-) -> None:
+def test_the_last_frame_is_the_network_that_a_target_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FRAMES", 3)  # so that the frame of that epoch was not kept
     log, good = FrameLog(tmp_path / "frames.npz"), Good(at=3)
-    config = CompressConfig().override(epochs=6 - codebook_epochs, codebook_epochs=codebook_epochs)
+    config = CompressConfig().override(epochs=6)
     task = dataclasses.replace(make_task(), evaluate=good.error)
     compressed = compress(task, config, [log, good], target=MaxError(20.0))
     assert "that of epoch 3" in compressed.messages[0]

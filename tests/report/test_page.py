@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,13 @@ from softshare.cli import main
 from softshare.codec import inspect
 from softshare.errors import NotAvailableError
 from softshare.report.figures.catalogue import FIGURES
-from softshare.report.page import render_page
+from softshare.report.page import Figure, Page, Table, render, render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
 from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
 
 PICTURES = {plot.name for plot in FIGURES}
+ODD = """</script></title></pre><i class=odd onclick="x()">'&amp;{{ 7 * 7 }}"""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,46 @@ def test_the_page_needs_nothing_from_elsewhere_and_has_no_colour_of_its_own(writ
     assert not [colour for colour in (GROUND, *VARIABLES) if colour in figures]
     assert "<b>head" not in page  # as text only
     assert "&lt;b&gt;head" in page
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, with what their attributes and their texts say."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.says = list[str](), list[str]()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.says += [value or "" for _, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.says.append(data)
+
+
+def test_a_name_is_text_in_every_place() -> None:
+    plain, odd = (
+        Parsed(
+            render(
+                Page(
+                    title=name,
+                    cards={name: name},
+                    figures=[Figure(name, name, name, [])],
+                    table=Table(name, name, [name], [[(name, name)]]),
+                    films=[{"name": name, "epochs": [0]}],
+                    settings=name,
+                    version=name,
+                )
+            )
+        )
+        for name in ("name", ODD)
+    )
+    assert odd.tags == plain.tags
+    assert odd.says.count(ODD) == plain.says.count("name")
+    (data,) = [text for text in odd.says if text.startswith('{"film":')]
+    assert json.loads(data) == {"film": [{"name": ODD, "epochs": [0]}], "version": ODD}
 
 
 def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:

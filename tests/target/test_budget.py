@@ -161,7 +161,6 @@ def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"codebook_epochs": 2},
         {"codec": "han", "names": "none"},
         {"symmetries": False, "mixtures": "global", "components": 8},
         {"mixing_prior": ss.Beta(90, 10)},

@@ -8,6 +8,7 @@ import torch
 from samples import shared
 from softshare.codec import encode
 from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.symmetries import Simplified
 from softshare.target.trim import Cuts, trim_to_bytes, trim_to_error
 from softshare.train.zeroing import cost_and_bits
 
@@ -21,8 +22,8 @@ def size(quantized: QuantizedWeights) -> int:
     return len(encode(quantized))
 
 
-def as_it_is(quantized: QuantizedWeights) -> tuple[QuantizedWeights, list[str]]:
-    return quantized, ["as it is"]
+def as_it_is(quantized: QuantizedWeights) -> Simplified:
+    return Simplified(quantized, ["as it is"], {})
 
 
 def test_the_cheapest_weights_go_first_and_no_other_changes() -> None:
@@ -48,16 +49,16 @@ def test_the_cheapest_weights_go_first_and_no_other_changes() -> None:
 def test_trimmed_to_bytes_is_near_the_limit_and_never_above(share: float) -> None:
     limit = int(share * size(WEIGHTS))
     trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, size)
-    assert 0.98 * limit <= size(trimmed.quantized) <= limit
-    assert trimmed.reached == size(trimmed.quantized)
-    assert trimmed.messages == ["as it is"]
+    assert 0.98 * limit <= size(trimmed.simplified.quantized) <= limit
+    assert trimmed.reached == size(trimmed.simplified.quantized)
+    assert trimmed.simplified.messages == ["as it is"]
 
 
 def test_what_fits_is_left_as_it_is_and_what_cannot_fit_is_as_small_as_can_be() -> None:
     cuts = Cuts(WEIGHTS, CURVATURES)
-    assert trim_to_bytes(cuts, size(WEIGHTS), as_it_is, size).quantized is WEIGHTS
+    assert trim_to_bytes(cuts, size(WEIGHTS), as_it_is, size).simplified.quantized is WEIGHTS
     smallest = trim_to_bytes(cuts, 10, as_it_is, size)
-    assert smallest.quantized.n_nonzero == 0
+    assert smallest.simplified.quantized.n_nonzero == 0
     assert smallest.reached > 10
 
 
@@ -65,7 +66,7 @@ def test_the_simplified_network_is_what_counts() -> None:
     """Here simplifying takes half of the bytes, whatever it is given."""
     limit = size(WEIGHTS) // 3
     trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, lambda q: size(q) // 2)
-    assert 0.98 * limit <= size(trimmed.quantized) // 2 <= limit
+    assert 0.98 * limit <= size(trimmed.simplified.quantized) // 2 <= limit
 
 
 @pytest.mark.parametrize("limit", [0.001, 0.1, 0.5, 0.95, 1.0])
@@ -74,12 +75,12 @@ def test_trimmed_to_an_error_is_within_the_limit_and_uses_it(limit: float) -> No
     whole = WEIGHTS.n_nonzero
     trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, lambda q: 1 - q.n_nonzero / whole)
     assert limit - 0.05 <= trimmed.reached <= limit
-    assert trimmed.reached == 1 - trimmed.quantized.n_nonzero / whole
+    assert trimmed.reached == 1 - trimmed.simplified.quantized.n_nonzero / whole
 
 
 def test_an_error_above_the_limit_from_the_first_on_is_reported_uncut() -> None:
     trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 1.0, as_it_is, lambda q: 2.0)
-    assert trimmed.quantized is WEIGHTS
+    assert trimmed.simplified.quantized is WEIGHTS
     assert trimmed.reached == 2.0
 
 
@@ -90,8 +91,8 @@ def test_what_simplifying_lifts_above_the_limit_is_cut_less() -> None:
         lifted = 0.01 if "lifted" in quantized.rest else 0.0
         return 1 - quantized.n_nonzero / whole + lifted
 
-    def lift(quantized: QuantizedWeights) -> tuple[QuantizedWeights, list[str]]:
-        return QuantizedWeights(quantized.shared, {"lifted": torch.zeros(1)}, {}), []
+    def lift(quantized: QuantizedWeights) -> Simplified:
+        return Simplified(QuantizedWeights(quantized.shared, {"lifted": torch.zeros(1)}, {}), [], {})
 
     trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 0.3, lift, error)
     assert 0.1 < trimmed.reached <= 0.3

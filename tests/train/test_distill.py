@@ -203,14 +203,6 @@ def test_retraining_alone_takes_the_network_at_its_start_for_a_teacher() -> None
     assert option != plain
 
 
-def test_the_codebooks_have_the_same_teacher() -> None:
-    task, config = make_task(), SHORT.override(codebook_epochs=1)
-    option = compress(task, config.override(distill=0.5))
-    by_hand = compress(distilled(task, task.model, 0.5), config)
-    assert [r.task_loss for r in option.history[-1:]] == [r.task_loss for r in by_hand.history[-1:]]
-    assert option.to_bytes() == by_hand.to_bytes()
-
-
 def test_a_share_of_0_needs_no_outputs_and_changes_nothing() -> None:
     with_outputs, without = (compress(make_task(**c), SHORT.override(distill=0.0)) for c in ({}, {"outputs": None}))
     plain = compress(make_task(), SHORT)

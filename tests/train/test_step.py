@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_unflatten
 
 import softshare as ss
 from kernels import distance, each_backend, needs_gpu
 from softshare.errors import ConfigError
 from softshare.prior import prior as prior_module
 from softshare.task import Task
-from softshare.train.captured import WARM_UP, CapturedStep, _key, _map, _tensors
+from softshare.train.captured import WARM_UP, CapturedStep, _flatten
 from softshare.train.retrain import retrain_
 from softshare.train.step import Step
 
@@ -271,7 +272,7 @@ def test_capture_needs_a_gpu_and_all_weights() -> None:
 
 def test_capture_refuses_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check comes before anything is done on the GPU, so that a network said to be on one will do."""
-    monkeypatch.setattr("softshare.train.step._device", lambda task: torch.device("cuda"))
+    monkeypatch.setattr("softshare.train.captured._device", lambda task: torch.device("cuda"))
     task = make_task(Net())
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, sample_one_in=2))
     with pytest.raises(ConfigError, match=r"capture: .*sample_one_in at 1"):
@@ -289,6 +290,14 @@ class Example:
     y: Any
 
 
+class Named(dict[str, Any]):
+    """A user's own dict."""
+
+
+class Row(list[Any]):
+    """And list."""
+
+
 A, B, C = (torch.tensor(float(k)) for k in range(3))
 
 
@@ -299,6 +308,8 @@ A, B, C = (torch.tensor(float(k)) for k in range(3))
         ((A, B), (A + 1, B + 1)),
         ([A, (B, C)], [A + 1, (B + 1, C + 1)]),
         (Pair(A, [B]), Pair(A + 1, [B + 1])),
+        (OrderedDict(x=A, y=B), OrderedDict(x=A + 1, y=B + 1)),
+        (Named(x=A, y=Row([B])), Named(x=A + 1, y=Row([B + 1]))),
         ({"x": A, "y": {"z": B}}, {"x": A + 1, "y": {"z": B + 1}}),
         (Example(A, (B,)), Example(A + 1, (B + 1,))),
         ((), ()),
@@ -306,21 +317,20 @@ A, B, C = (torch.tensor(float(k)) for k in range(3))
 )
 def test_every_tensor_of_a_batch_is_replaced_in_a_batch_of_the_same_form(batch: Any, expected: Any) -> None:
     before = copy.deepcopy(batch)
-    assert _map(lambda t: t + 1, batch) == expected
-    assert type(_map(lambda t: t + 1, batch)) is type(batch)
-    assert batch == before
-    assert [float(t) for t in _tensors(batch)] == [0.0, 1.0, 2.0][: len(list(_tensors(batch)))]
-
-
-def test_an_ordered_dict_is_a_dict() -> None:
-    assert _map(lambda t: t + 1, OrderedDict(x=A)) == {"x": A + 1}
+    for _ in range(2):  # the first time, torch may not know its containers
+        tensors, form = _flatten(batch)
+        replaced = tree_unflatten([t + 1 for t in tensors], form)
+        assert replaced == expected
+        assert type(replaced) is type(batch)
+        assert batch == before
+        assert [float(t) for t in tensors] == [0.0, 1.0, 2.0][: len(tensors)]
 
 
 @pytest.mark.parametrize("odd", [3, "text", None, {1, 2}, Example])
 def test_a_batch_of_something_else_cannot_be_captured(odd: Any) -> None:
     for batch in (odd, (A, odd), {"x": [odd]}, Pair(A, odd), Example(odd, A)):
         with pytest.raises(ConfigError, match=f"capture: .*holds a {type(odd).__name__}"):
-            _map(torch.clone, batch)
+            _flatten(batch)
 
 
 # On a GPU
@@ -438,7 +448,7 @@ def test_steps_of_captured_training_do_not_look_but_epochs_do(monkeypatch: pytes
 
 def test_batches_of_one_key_have_one_structure() -> None:
     a, b = torch.zeros(2, 3), torch.zeros(2, 3)
-    assert _key({"x": a, "y": b}) == _key({"x": b, "y": a})
+    assert _flatten({"x": a, "y": b}).key == _flatten({"x": b, "y": a}).key
     different = [
         {"x": a, "y": b},
         {"y": a, "x": b},
@@ -448,5 +458,7 @@ def test_batches_of_one_key_have_one_structure() -> None:
         (a, b[:1]),
         (a, b.double()),
         ((a, b),),
+        Pair(a, b),
+        Example(a, b),
     ]
-    assert len({_key(batch) for batch in different}) == len(different)
+    assert len({_flatten(batch).key for batch in different}) == len(different)

@@ -8,7 +8,7 @@ import pytest
 from softshare.config import Range
 from softshare.errors import NotAvailableError
 from softshare.report.style import to_png, to_svg
-from softshare.tune.plots import Points, draw_front, draw_settings, front_data, settings_data
+from softshare.tune.plots import Others, Points, draw_front, draw_settings, front_data, settings_data
 from softshare.tune.trials import Row, with_front
 
 SPACE = {"tau": Range(0.001, 0.1, log=True), "hard_from": Range(0.0, 0.5)}
@@ -32,12 +32,15 @@ ROWS = with_front(
 ROWS[1] = dataclasses.replace(ROWS[1], test_error_before=1.6, test_error=1.9)
 
 
+OTHERS = Others(file={"them": [(74.0, 0.46), (108.0, 0.75)]}, paper={"the paper": [(64.0, 0.05)]})
+
+
 def flat(points: Points) -> list[float]:
     return [value for point in points for value in point]
 
 
 def test_a_point_a_trial_in_each_accounting() -> None:
-    data = front_data("net", ROWS)
+    data = front_data("net", ROWS, Others())
     assert data.order == [0, 1, 2]
     assert data.file.trials == [(200.0, 0.5), (100.0, 0.25), (180.0, 0.75)]
     assert data.paper.trials == [(150.0, 0.5), (90.0, 0.25), (160.0, 0.75)]
@@ -46,21 +49,20 @@ def test_a_point_a_trial_in_each_accounting() -> None:
 
 
 def test_each_accounting_has_its_own_front() -> None:
-    data = front_data("net", ROWS)
+    data = front_data("net", ROWS, Others())
     assert flat(data.file.front) == pytest.approx([200, 0.5, 100, 0.25])
     assert flat(data.paper.front) == pytest.approx([160, 0.75, 150, 0.5, 90, 0.25])
 
 
 def test_published_figures_stand_only_beside_their_like() -> None:
-    data = front_data("lenet-300-100", ROWS)
-    assert flat(data.paper.published["Soft weight-sharing, the paper (2017)"]) == pytest.approx([64, 0.05])
-    assert flat(data.paper.published["Deep Compression (Han 2016)"]) == pytest.approx([40, -0.06])
-    measured = data.file.published["pruning, fine-tuning and NNCodec 2.1.3"]
-    assert flat(measured) == pytest.approx([74, 0.46, 108, 0.75])
-    assert not set(data.file.published) & set(data.paper.published)
+    data = front_data("net", ROWS, OTHERS)
+    assert data.file.published == OTHERS.file
+    assert data.paper.published == OTHERS.paper
     assert "real bytes" in data.file.label
     assert "estimated bits" in data.paper.label
-    assert front_data("net", ROWS).file.published == {}
+    alone = front_data("net", ROWS, Others())
+    assert alone.file.published == alone.paper.published == {}
+    assert "others" not in alone.file.label + alone.paper.label
 
 
 def test_the_settings_of_complete_trials_by_their_place_in_the_range() -> None:
@@ -68,19 +70,19 @@ def test_the_settings_of_complete_trials_by_their_place_in_the_range() -> None:
     assert data.names == ["tau", "hard_from"]
     assert [p for line in data.lines for p in line] == pytest.approx([0.5, 1, 0, 0.5, 1, 0])
     assert data.on_front == [True, True, False]
-    assert data.correlations == [(1.0, -0.5), (-0.5, pytest.approx(-0.5))]
+    assert [c for pair in data.correlations for c in pair] == pytest.approx([1, -0.5, -0.5, -0.5])
     assert data.chance == 1.0
 
 
-@pytest.mark.parametrize("title", ["lenet-300-100", "net.py:task"])
-def test_both_are_drawn(title: str) -> None:
-    for figure in (draw_front(front_data(title, ROWS)), draw_settings(settings_data(title, ROWS, SPACE))):
+@pytest.mark.parametrize("others", [Others(), OTHERS], ids=["alone", "beside others"])
+def test_both_are_drawn(others: Others) -> None:
+    for figure in (draw_front(front_data("net", ROWS, others)), draw_settings(settings_data("net", ROWS, SPACE))):
         assert to_png(figure).startswith(b"\x89PNG")
         assert to_svg(figure, "").startswith("<?xml")
 
 
 def test_no_legend_covers_a_point() -> None:
-    front, settings = draw_front(front_data("lenet-300-100", ROWS)), draw_settings(settings_data("net", ROWS, SPACE))
+    front, settings = draw_front(front_data("net", ROWS, OTHERS)), draw_settings(settings_data("net", ROWS, SPACE))
     for figure in (front, settings):
         figure.draw_without_rendering()  # lays it out
         legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
@@ -92,7 +94,7 @@ def test_no_legend_covers_a_point() -> None:
 
 def test_a_single_trial_can_be_drawn() -> None:
     one = with_front([ROWS[0]])
-    assert to_png(draw_front(front_data("net", one))).startswith(b"\x89PNG")
+    assert to_png(draw_front(front_data("net", one, Others()))).startswith(b"\x89PNG")
     assert to_png(draw_settings(settings_data("net", one, SPACE))).startswith(b"\x89PNG")
     assert all(math.isfinite(place) for place in settings_data("net", one, SPACE).lines[0])
 
@@ -100,4 +102,4 @@ def test_a_single_trial_can_be_drawn() -> None:
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotAvailableError, match=r"pip install 'softshare\[report\]'"):
-        draw_front(front_data("net", ROWS))
+        draw_front(front_data("net", ROWS, Others()))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import optuna
 import pytest
@@ -8,14 +9,15 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from softshare.tune.samplers import Gp, as_seen, make_sampler
-from softshare.tune.study import requeue
+from softshare.tune.study import quiet, requeue
 
 UNIT: dict[str, BaseDistribution] = {"x": FloatDistribution(0.0, 1.0)}
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+def _quiet() -> Iterator[None]:
+    with quiet():
+        yield
 
 
 def trial(x: float, values: list[float] | None = None, state: TrialState = TrialState.COMPLETE) -> FrozenTrial:
@@ -92,3 +94,21 @@ def test_a_trial_that_was_stopped_before_it_had_its_settings_gets_them_later_and
     xs = [trial.params["x"] for trial in (first, stopped, third, study.ask(UNIT))]
     whole = new_study(make_sampler("gp", 3))
     assert xs == [whole.ask(UNIT).params["x"] for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ["gp", "tpe"])
+def test_a_trial_that_was_stopped_between_its_settings_draws_the_others_as_if_it_had_not_been(name: str) -> None:
+    """Of samplers that draw all settings together, as these do once they know enough trials."""
+    both = UNIT | {"y": FloatDistribution(0.0, 1.0)}
+    drawn = []
+    for stopped in (False, True):
+        study = new_study(make_sampler(name, 3))
+        for x in range(11):
+            done = optuna.create_trial(
+                values=[x, 100.0 - x], params={"x": x / 11, "y": (5 * x % 11) / 11}, distributions=both
+            )
+            study.add_trial(done)
+        if stopped:
+            requeue(study, study.ask(UNIT))
+        drawn.append(study.ask(both).params)
+    assert drawn[0] == drawn[1]

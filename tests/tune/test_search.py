@@ -105,8 +105,8 @@ def test_each_complete_trial_has_a_file_and_a_result_that_agree_with_its_values(
     complete = [row for row in rows if row.state == "complete"]
     assert len(complete) >= 3
     for row in complete:
-        stem = folder / "trials" / f"trial-{row.trial:04d}"
-        result, file = Result.load(stem.with_suffix(".json")), stem.with_suffix(".sws")
+        pair = folder / "trials" / f"trial-{row.trial:04d}"
+        result, file = Result.load(pair / "result.json"), pair / "model.sws"
         decoded = load_copy(task.model, load(file))
         error = task.evaluate(decoded)
         assert values[row.trial] == [error, file.stat().st_size] == [row.validation_error, row.file_bytes]
@@ -118,15 +118,14 @@ def test_each_complete_trial_has_a_file_and_a_result_that_agree_with_its_values(
 
 def test_trials_have_no_test_error_and_the_front_has_each_measured_once(finished: Finished) -> None:
     folder, rows, test, _ = finished
-    assert {Result.load(p).dataset for p in (folder / "trials").glob("*.json")} == {"custom, validation"}
+    assert {Result.load(p).dataset for p in (folder / "trials").glob("*/result.json")} == {"custom, validation"}
     best = [row for row in rows if row.on_front]
-    assert {p.name for p in (folder / "front").iterdir()} == {
-        f"trial-{row.trial:04d}.{kind}" for row in best for kind in ("sws", "json")
-    }
+    assert {p.name for p in (folder / "front").iterdir()} == {f"trial-{row.trial:04d}" for row in best}
     for row in best:
-        stem = folder / "front" / f"trial-{row.trial:04d}"
-        result = Result.load(stem.with_suffix(".json"))
-        assert stem.with_suffix(".sws").read_bytes() == (folder / "trials" / f"{stem.name}.sws").read_bytes()
+        pair = folder / "front" / f"trial-{row.trial:04d}"
+        assert {p.name for p in pair.iterdir()} == {"model.sws", "result.json"}
+        result = Result.load(pair / "result.json")
+        assert (pair / "model.sws").read_bytes() == (folder / "trials" / pair.name / "model.sws").read_bytes()
         assert (result.error_before, result.error_after) == (row.test_error_before, row.test_error)
         assert result.error_after == 10.0 + result.n_nonzero / 1000
         assert result.dataset == "custom"
@@ -176,7 +175,7 @@ def test_without_a_test_set_there_are_no_test_errors_until_there_is_one(tmp_path
         read = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
         assert {(r["test_error_before"], r["test_error"]) for r in read} == {("", "")}
     for row in (row for row in rows if row.on_front):
-        result = Result.load(tmp_path / "front" / f"trial-{row.trial:04d}.json")
+        result = Result.load(tmp_path / "front" / f"trial-{row.trial:04d}" / "result.json")
         assert (result.dataset, result.error_after) == ("custom, validation", row.validation_error)
     rows = tune(job(tmp_path, task=tuning.make_task(test)), asked)
     assert test.read == 1 + sum(row.on_front for row in rows)
@@ -229,7 +228,7 @@ def test_a_file_past_the_bound_is_kept_and_pruned(tmp_path: Path) -> None:
     """Without a hard phase the error is that of the network before quantizing, which the bound lets through."""
     row = one_pruned(tmp_path, 30.0, hard_from=1.0, tau=0.0, width=0.3)
     assert row.reason == f"validation error {row.validation_error:.2f}%, past the bound of 30.00%"
-    assert row.file_bytes == (tmp_path / "trials" / "trial-0000.sws").stat().st_size
+    assert row.file_bytes == (tmp_path / "trials" / "trial-0000" / "model.sws").stat().st_size
 
 
 def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) 
     assert rows[0].reason.endswith(f"past the bound of {task.evaluate(task.model) + 5:.2f}%")
 
 
-def test_a_study_goes_on_with_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
+def test_a_resumed_study_keeps_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
     task = tuning.make_task()
     elsewhere = dataclasses.replace(task, evaluate=lambda model: task.evaluate(model) + 0.5)
     collapsing = BASE.override(width=50.0)
@@ -300,7 +299,7 @@ def test_the_network_is_pre_trained_once_for_a_study_and_is_the_same_after_a_sto
     for trials in (1, 2):
         tune(job(tmp_path, pretrain_=pretrain_), StudyConfig(trials, error_bound=100.0))
     assert len(called) == 1
-    befores = {Result.load(p).error_before for p in (tmp_path / "trials").glob("*.json")}
+    befores = {Result.load(p).error_before for p in (tmp_path / "trials").glob("*/result.json")}
     assert len(befores) == 1
 
 
@@ -308,7 +307,7 @@ def zeros(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
 
 
-def test_weights_are_the_studys_and_no_others_go_on_with_it(tmp_path: Path) -> None:
+def test_weights_are_the_studys_and_no_others_resume_it(tmp_path: Path) -> None:
     ours, others = tmp_path / "ours.safetensors", tmp_path / "others.safetensors"
     task = tuning.make_task()
     save_checkpoint(ours, task.model.state_dict())
@@ -423,7 +422,7 @@ def test_two_processes_share_a_study(tmp_path: Path) -> None:
     assert first
     assert second
     assert sorted(first + second) == list(range(8))
-    assert len(list((folder / "trials").glob("*.sws"))) == 8
+    assert len(list((folder / "trials").glob("*/model.sws"))) == 8
 
 
 def test_a_trial_whose_process_was_killed_is_run_by_the_next(tmp_path: Path) -> None:
@@ -437,7 +436,7 @@ def test_a_trial_whose_process_was_killed_is_run_by_the_next(tmp_path: Path) -> 
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
     assert [t.state.name for t in optuna_trials(folder)] == ["COMPLETE", "COMPLETE", "RUNNING"]
-    with started(folder, 4, log, prelude="import softshare.tune.study\nsoftshare.study.GRACE = 1.0") as process:
+    with started(folder, 4, log, prelude="import softshare.tune.study\nsoftshare.tune.study.GRACE = 1") as process:
         assert process.wait(300) == 0, log.read_text()
     trials = optuna_trials(folder)
     killed, ended = trials[2], [t for t in trials if t.state.name == "COMPLETE"]

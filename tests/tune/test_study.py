@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import optuna
 import pytest
@@ -18,12 +18,13 @@ from softshare.tune.study import (
     Counts,
     ask,
     count,
+    heartbeats,
     open_storage,
     open_study,
+    place,
     quiet,
     requeue,
     require_optuna,
-    signs_of_life,
 )
 
 SPACE = {"tau": Range(0.001, 0.1, log=True), "components": Range(2, 64, log=True), "hard_from": Range(0.0, 0.5)}
@@ -35,8 +36,30 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+class Shared(NamedTuple):
+    """A study, and its storage as one process opened it."""
+
+    study: optuna.Study
+    storage: optuna.storages.RDBStorage
+
+    def ask(self, trials: int = 10) -> optuna.Trial | None:
+        return ask(self.study, self.storage, SPACE, trials)
+
+    def begin(self, trials: int = 10) -> optuna.Trial:
+        trial = self.ask(trials)
+        assert trial is not None
+        return trial
+
+    def heartbeats(self, trial: optuna.Trial) -> contextlib.AbstractContextManager[None]:
+        return heartbeats(self.study, self.storage, trial)
+
+    def lose_patience(self) -> None:
+        """From now on, a heartbeat of this very second is too old."""
+        self.storage.grace_period = -1
+
+
 class Opened(Protocol):
-    def __call__(self, **settings: object) -> optuna.Study: ...
+    def __call__(self, **settings: object) -> Shared: ...
 
 
 @pytest.fixture
@@ -44,17 +67,12 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     """Opens the same study every time, as another process would; closes all at the end."""
     with contextlib.ExitStack() as stack:
 
-        def open_one(**settings: object) -> optuna.Study:
+        def open_one(**settings: object) -> Shared:
             storage = stack.enter_context(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-            return open_study(storage, "net", {"config": 1, **settings}, optuna.samplers.RandomSampler(seed=0))
+            sampler = optuna.samplers.RandomSampler(seed=0)
+            return Shared(open_study(storage, "net", {"config": 1, **settings}, sampler), storage)
 
         yield open_one
-
-
-def begun(study: optuna.Study, trials: int = 10) -> optuna.Trial:
-    trial = ask(study, SPACE, trials)
-    assert trial is not None
-    return trial
 
 
 def states(study: optuna.Study) -> list[str]:
@@ -62,7 +80,7 @@ def states(study: optuna.Study) -> list[str]:
 
 
 def test_a_trial_comes_with_all_its_settings_each_in_its_range(opened: Opened) -> None:
-    trial = begun(opened())
+    trial = opened().begin()
     assert set(trial.params) == set(SPACE)
     for name, range in SPACE.items():
         assert range.low <= trial.params[name] <= range.high
@@ -72,16 +90,16 @@ def test_a_trial_comes_with_all_its_settings_each_in_its_range(opened: Opened) -
 
 
 def test_no_more_are_begun_than_asked_for(opened: Opened) -> None:
-    study = opened()
-    trials = [begun(study, 3) for _ in range(3)]
-    assert ask(study, SPACE, 3) is None
+    shared = opened()
+    study, trials = shared.study, [shared.begin(3) for _ in range(3)]
+    assert shared.ask(3) is None
     assert count(study) == Counts(finished=0, running=3)
     study.tell(trials[0], [1.0, 2.0])
     study.tell(trials[1], state=TrialState.PRUNED)
     study.tell(trials[2], state=TrialState.FAIL)  # stopped: it counts nowhere
     assert count(study) == Counts(finished=2, running=0)
-    begun(study, 3)
-    assert ask(study, SPACE, 3) is None
+    shared.begin(3)
+    assert shared.ask(3) is None
 
 
 def test_of_two_that_go_for_the_last_one_the_second_gives_it_back(
@@ -90,65 +108,114 @@ def test_of_two_that_go_for_the_last_one_the_second_gives_it_back(
     """Processes without a common folder cannot lock each other out."""
     first, second = opened(), opened()
     monkeypatch.setattr(studies, "count", lambda study: Counts(0, 0))  # both looked before either had begun
-    assert begun(first, 1).number == 0
-    assert ask(second, SPACE, 1) is None
-    assert states(first) == ["RUNNING", "FAIL"]
+    assert first.begin(1).number == 0
+    assert second.ask(1) is None
+    assert states(first.study) == ["RUNNING", "FAIL"]
 
 
-def test_a_silent_trial_is_run_again_with_the_same_settings_but_not_for_ever(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = opened()
-    lost = begun(study)
-    assert begun(study).params != lost.params  # it is not silent yet
-    monkeypatch.setattr(studies, "GRACE", -1.0)
-    retried = [begun(study).params for _ in range(studies.RETRIES + 1)]
-    assert retried[0] == lost.params
-    settings = [str(trial.params) for trial in study.trials]
+# Trials whose process died
+
+
+def test_a_silent_trial_is_run_again_with_the_same_settings_but_not_for_ever(opened: Opened) -> None:
+    shared = opened()
+    lost = shared.begin()
+    lost.set_user_attr("measured", {"file_bytes": 1})
+    assert shared.begin().params != lost.params  # it is not silent yet
+    shared.lose_patience()
+    retried = [shared.begin() for _ in range(studies.RETRIES + 1)]
+    assert retried[0].params == lost.params
+    assert "measured" not in retried[0].user_attrs  # that was another trial's
+    settings = [str(trial.params) for trial in shared.study.trials]
     assert settings.count(str(lost.params)) == 1 + studies.RETRIES
 
 
-def test_a_process_that_died_while_it_chose_settings_is_not_waited_for(
+def test_of_two_that_find_a_silent_trial_one_queues_it_again(opened: Opened) -> None:
+    first, second = opened(), opened()
+    lost = first.begin()
+    for shared in (first, second):
+        shared.lose_patience()
+        studies._requeue_lost(shared.study, shared.storage)
+    assert states(first.study) == ["FAIL", "WAITING"]
+    assert second.begin().params == lost.params
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_process_that_died_before_the_first_heartbeat_is_not_waited_for(opened: Opened, retried: bool) -> None:
+    shared = opened()
+    if retried:
+        requeue(shared.study, shared.begin(1))
+    died = shared.study.ask()  # no heartbeat, and perhaps no setting yet
+    settings = died.params
+    assert shared.ask(1) is None
+    assert states(shared.study)[died.number] == "RUNNING"
+    shared.lose_patience()
+    again = shared.begin(1)
+    assert states(shared.study)[died.number] == "FAIL"
+    assert again.params | settings == again.params
+    assert set(again.params) == set(SPACE)
+
+
+def test_a_trial_with_heartbeats_is_not_given_up(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "HEARTBEAT", 0.1)
+    shared = opened()
+    shared.storage.grace_period = 1
+    trial = shared.begin(1)
+    with shared.heartbeats(trial):
+        time.sleep(2.5)  # the storage counts whole seconds
+        assert shared.ask(1) is None
+    assert states(shared.study) == ["RUNNING"]
+    shared.lose_patience()
+    assert shared.begin(1).params == trial.params
+    assert states(shared.study) == ["FAIL", "RUNNING"]
+
+
+def test_heartbeats_outlast_an_error_of_the_storage_and_end_with_the_trial(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = opened()
-    study.ask()  # no setting, no sign of life
-    assert ask(study, SPACE, 1) is None
-    monkeypatch.setattr(studies, "GRACE", -1.0)
-    assert begun(study, 1).params
-    assert states(study)[0] == "FAIL"
-
-
-def test_signs_of_life_come_for_as_long_as_a_trial_runs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "HEARTBEAT", 0.02)
-    study = opened()
-    trial = begun(study)
+    shared, beats = opened(), list[int]()
+    trial = shared.begin()
 
-    def last() -> float:
-        return float(study.trials[0].user_attrs["alive"])
+    def busy(trial_id: int) -> None:
+        beats.append(trial_id)
+        raise optuna.exceptions.StorageInternalError("the database is locked")
 
-    first = last()
-    with signs_of_life(trial):
+    monkeypatch.setattr(shared.storage, "record_heartbeat", busy)
+    with shared.heartbeats(trial):
         until = time.monotonic() + 60
-        while last() == first:
+        while len(beats) < 3:
             assert time.monotonic() < until
             time.sleep(0.02)
-    end = last()
+    n = len(beats)
     time.sleep(0.1)
-    assert last() == end
+    assert len(beats) == n
 
 
 def test_a_trial_that_ended_meanwhile_is_not_queued_again(opened: Opened) -> None:
-    study = opened()
-    trial = begun(study)
-    study.tell(trial, [1.0, 2.0])
-    requeue(study, trial)
-    assert states(study) == ["COMPLETE"]
+    shared = opened()
+    trial = shared.begin()
+    shared.study.tell(trial, [1.0, 2.0])
+    requeue(shared.study, trial)
+    assert states(shared.study) == ["COMPLETE"]
 
 
-def test_a_study_is_gone_on_with_only_by_the_same_settings(opened: Opened) -> None:
-    begun(opened(error_bound=2.0))
-    assert len(opened(error_bound=2.0).trials) == 1
+def test_a_trial_that_was_queued_again_has_the_place_of_the_first(opened: Opened) -> None:
+    shared = opened()
+    first, second = shared.begin(), shared.begin()
+    requeue(shared.study, first)
+    requeue(shared.study, shared.begin())
+    shared.begin()
+    shared.begin()
+    requeue(shared.study, second)
+    assert [place(shared.study, trial) for trial in shared.study.trials] == [0, 1, 0, 0, 2, 1]
+
+
+# The storage
+
+
+def test_a_study_is_resumed_only_by_the_same_settings(opened: Opened) -> None:
+    opened(error_bound=2.0).begin()
+    assert len(opened(error_bound=2.0).study.trials) == 1
     with pytest.raises(ConfigError, match=r"'net' has other settings \(error_bound\); .*--out"):
         opened(error_bound=3.0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,28 @@ def test_a_study_without_a_trial_is_refused(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "summary.csv").write_bytes((KEPT / "summary.csv").read_bytes().partition(b"\n")[0])
     assert main(["report", str(tmp_path)]) == 2
     assert "no trial has come to its end yet" in capsys.readouterr().err
+
+
+def test_names_from_its_files_are_text(tmp_path: Path) -> None:
+    lines = (KEPT / "summary.csv").read_text().splitlines()
+    (tmp_path / "summary.csv").write_text("\n".join([f"{lines[0]},<i>odd", *(f"{line},1" for line in lines[1:])]))
+    result = json.loads(next((KEPT / "front").glob("*/result.json")).read_text())
+    (tmp_path / "front" / "trial-0000").mkdir(parents=True)
+    (tmp_path / "front" / "trial-0000" / "result.json").write_text(json.dumps({**result, "experiment": "<i>net"}))
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "<i>" not in page
+    for name in ("&lt;i&gt;odd</button>", "&lt;i&gt;net</title>", "&lt;i&gt;net</h1>", "&lt;i&gt;net</text>"):
+        assert name in page
+
+
+def test_without_scipy_it_says_what_to_install(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    assert main(["report", str(study), "--out", str(tmp_path / "report")]) == 2
+    assert "scipy: pip install 'softshare[tune]'" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "report").exists()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)

@@ -5,12 +5,14 @@ import dataclasses
 import io
 import math
 import random
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from softshare.errors import NotAvailableError
 from softshare.tune.trials import Row, chance, front, rank_correlations, to_csv, with_front
 
 
@@ -78,6 +80,12 @@ def test_rank_correlations_are_spearmans() -> None:
             assert found[name][place] == pytest.approx(spearmanr(xs, ys).statistic)
     assert found["width"] == (0.0, 0.0)  # it was the same throughout
     assert rank_correlations([]) == {}
+
+
+def test_without_scipy_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(NotAvailableError, match=r"scipy: pip install 'softshare\[tune\]'"):
+        rank_correlations([row(0, 2.0, 100, tau=0.05)])
 
 
 def test_what_chance_gives() -> None:

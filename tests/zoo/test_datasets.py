@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cifar_files import N, batches, write_binary, write_python
+from cifar_files import N, batches, write_binary
 from softshare.errors import FormatError
 from softshare.zoo import cifar10, datasets
 from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist, parse_idx
@@ -257,13 +257,6 @@ def test_cifar10_parts_the_training_files_and_normalizes_each_channel(small_cifa
         torch.testing.assert_close(split.images.double(), (pixels[index] - mean) / std, rtol=0, atol=2e-7)
         assert torch.equal(split.labels, labels[index])
     assert not set(training.tolist()) & set(held_out.tolist())
-
-
-def test_both_layouts_of_cifar10_give_the_same(small_cifar10: Path, tmp_path: Path) -> None:
-    write_python(tmp_path / "python")
-    for ours, theirs in zip(load_cifar10(small_cifar10)[1], load_cifar10(tmp_path / "python")[1], strict=True):
-        assert torch.equal(ours.images, theirs.images)
-        assert torch.equal(ours.labels, theirs.labels)
 
 
 def test_the_split_of_cifar10_neither_follows_nor_moves_the_random_state(small_cifar10: Path) -> None:

@@ -30,6 +30,7 @@ app = typer.Typer(
     "weights, merge, quantize and write a file that loads back into a network just as accurate.",
     epilog="Start with: softshare demo",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )

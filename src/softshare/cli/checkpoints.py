@@ -22,12 +22,11 @@ def quantize(
     ] = None,
     bits: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", help="At most this many bits a weight, counting the whole file."),
+        typer.Option(help="At most this many bits a weight, counting the whole file."),
     ] = None,
     weight_error: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT",
             help="At most this error of each tensor's weights, relative to their root mean square. Default: 0.05, if "
             "--bits is not given.",
         ),

@@ -76,7 +76,6 @@ def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
         help=f"{field.metadata['help']}{choices}{default}",
         rich_help_panel=None if field.name in FIRST else PANELS[stage],
-        metavar={int: "INT", float: "FLOAT", bool: "FLAG"}.get(kind, "TEXT"),
         show_default=False,
     )
     annotation = Annotated[list[str] | None, option] if field.name == "rules" else Annotated[kind | None, option]

@@ -38,7 +38,6 @@ AugmentOption = Annotated[
     bool | None,
     typer.Option(
         "--augment/--no-augment",
-        metavar="FLAG",
         rich_help_panel=NETWORK,
         show_default=False,
         help="For an experiment: shift training images at random. Always on for wrn-16-4.",
@@ -48,7 +47,6 @@ SmoothingOption = Annotated[
     float | None,
     typer.Option(
         "--label-smoothing",
-        metavar="FLOAT",
         rich_help_panel=NETWORK,
         help="For an experiment: smoothing of the training labels. Default: 0.05 for the LeNets, but 0 with --augment "
         "or --config paper; 0 for wrn-16-4.",

@@ -129,9 +129,7 @@ def compress(
     ] = False,
     live_port: Annotated[
         int,
-        typer.Option(
-            min=0, max=65535, metavar="INT", rich_help_panel=WATCHING, help="Port of that page (0: a free one)."
-        ),
+        typer.Option(min=0, max=65535, rich_help_panel=WATCHING, help="Port of that page (0: a free one)."),
     ] = 0,
     tensorboard: Annotated[
         Path | None,

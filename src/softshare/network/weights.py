@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -134,14 +134,6 @@ class WeightView:
     def gather(self) -> Tensor:
         """All shared weights as one flat copy."""
         return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.tensors])
-
-    def split(
-        self,
-        flat: Tensor,  # (n_weights,)
-    ) -> Iterator[Tensor]:
-        """The parts of a flat vector, each in its tensor's shape."""
-        parts = torch.split(flat, [t.numel() for t in self.tensors])
-        return (part.reshape(t.shape) for part, t in zip(parts, self.tensors, strict=True))
 
     def __repr__(self) -> str:
         n_rest = sum(math.prod(t.shape) for t in self.rest.values())

@@ -1,4 +1,4 @@
-"""The files that show the results: docs/results.md, its plots, and the part of the README between two markers."""
+"""The files that show results: docs/results.md, its plots, the README's table, and the figures in prose."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from softshare._util.files import make_folder, read_bytes, write_atomic
 from softshare.errors import ConfigError
+from softshare.paper.figures_in_prose import files_below, fill, has_figures
 from softshare.paper.pareto import draw_pareto, is_current, pareto_data
 from softshare.paper.results_page import BEGIN, plot_name, points, render_page, render_summary, replace_summary
 from softshare.report.style import can_draw
@@ -42,7 +43,21 @@ def wanted_files(results: Sequence[Result], root: str | os.PathLike[str], draw: 
     text = read_bytes(readme).decode() if readme.exists() else ""
     if BEGIN in text:
         wanted[readme] = replace_summary(text, render_summary(results)).encode()
-    return wanted
+    return wanted | _with_figures(Path(root), wanted)
+
+
+def _with_figures(root: Path, wanted: Mapping[Path, bytes]) -> dict[Path, bytes]:
+    """Every page that has marked figures, filled in."""
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted(root.glob("*/README.md"))]
+    lookup, filled = files_below(root), {}
+    for page in pages:
+        text = (wanted.get(page) or (read_bytes(page) if page.exists() else b"")).decode()
+        if has_figures(text):
+            try:
+                filled[page] = fill(text, lookup).encode()
+            except ConfigError as error:
+                raise ConfigError(f"{page}: {error}") from None
+    return filled
 
 
 def stale_files(wanted: Mapping[Path, bytes]) -> list[Path]:

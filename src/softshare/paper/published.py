@@ -35,7 +35,7 @@ class Published:
         return None if self.kilobytes is None else round(1000 * self.kilobytes)
 
 
-_PAPER, _DEEP = "Soft weight-sharing, the paper (2017)", "Deep Compression (Han 2016)"
+PAPER, _DEEP = "Soft weight-sharing, the paper (2017)", "Deep Compression (Han 2016)"
 _SURGERY, _NNCODEC = "Dynamic Network Surgery (Guo 2016)", "pruning, fine-tuning and NNCodec 2.1.3"
 _EPR, _MIRACLE = "Entropy-penalized reparameterization (2019)", "MIRACLE"
 _ONE_SEED = "measured, one seed"
@@ -44,14 +44,14 @@ _EXCHANGE = "files in its exchange format"
 _OTHER_NET = "on ResNet-20-4, another network"
 
 PUBLISHED = (
-    Published("lenet-300-100", _PAPER, 1.89, 1.94, 16.6, 64, "b", 4.3),
+    Published("lenet-300-100", PAPER, 1.89, 1.94, 16.6, 64, "b", 4.3),
     Published("lenet-300-100", _DEEP, 1.64, 1.58, 27, 40, "b", 8.0),
     Published("lenet-300-100", _SURGERY, 2.28, 1.99, None, 56, "a", 1.8),
     Published("lenet-300-100", "public PyTorch re-implementation of the paper", 2.05, 1.93, 18.5, 57.7, "c"),
     Published("lenet-300-100", _NNCODEC, 1.49, 1.95, 14.3, 74, "c", note=_ONE_SEED),
     Published("lenet-300-100", _NNCODEC, 1.49, 2.24, 9.84, 108, "c", note=_ONE_SEED),
     Published("lenet-300-100", _EPR, 1.6, 1.9, 8.56, 124, "c"),
-    Published("lenet-5-caffe", _PAPER, 0.88, 0.97, 10.6, 162, "b", 0.5),
+    Published("lenet-5-caffe", PAPER, 0.88, 0.97, 10.6, 162, "b", 0.5),
     Published("lenet-5-caffe", _DEEP, 0.80, 0.74, 44, 39, "b", 8.0),
     Published("lenet-5-caffe", _SURGERY, 0.91, 0.91, None, 108, "a", 0.9),
     Published("lenet-5-caffe", _NNCODEC, 0.65, 0.97, 9.13, 189, "c", note=_ONE_SEED),
@@ -62,7 +62,7 @@ PUBLISHED = (
     Published("lenet-5-caffe", _MIRACLE, None, 0.96, 1.52, 1110, "c", note=_RANDOM),
     Published("lenet-5-caffe", _MIRACLE, None, 0.83, 1.694, 1000, "c", note=_EXCHANGE),
     Published("lenet-5-caffe", _MIRACLE, None, 0.98, 1.140, 1500, "c", note=_EXCHANGE),
-    Published("wrn-16-4", _PAPER, 6.48, 8.50, 240, 45, "b", 6.6),
+    Published("wrn-16-4", PAPER, 6.48, 8.50, 240, 45, "b", 6.6),
     Published("wrn-16-4", _EPR, 5.0, 8.8, 128, 134, "c", note=_OTHER_NET),
     Published("wrn-16-4", "LilNetX", 5.0, 8.5, 66, 260, "c", note=_OTHER_NET),
 )

@@ -11,11 +11,12 @@ from typing import Any
 
 from softshare.errors import ConfigError
 from softshare.paper.baselines import OWN_ACCOUNTING
-from softshare.paper.published import ACCOUNTINGS, Published, published
+from softshare.paper.published import ACCOUNTINGS, PAPER, Published, published
 from softshare.result import Result
 from softshare.zoo.experiments import EXPERIMENTS
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
+NEAR = 0.05  # points of test error: the README compares a file with the paper if it is at most this much worse
 # Settings worth a word in a table wherever a config has them, with the value that means "off".
 SWITCHES: dict[str, Any] = {
     "augment": False,
@@ -260,13 +261,21 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_summary(results: Iterable[Result]) -> str:
-    """One table for the README: per experiment the published rows and ours."""
+    """The README's table: two rows for each network of the paper, the paper's own and our file beside it."""
     rows = []
     for name, group in groupby(points(results), key=lambda p: p.first.experiment):
-        rows += [_published_summary(row) for row in published(name)]
-        rows += [_our_summary(point) for point in group]
+        paper = next((row for row in published(name) if row.who == PAPER), None)
+        ours = [p for p in group if p.first.method not in OWN_ACCOUNTING and not p.augmented]
+        if paper and ours:
+            rows += [_published_summary(paper), _our_summary(beside(paper, ours))]
     columns = ("network", "who", "test error %", "size", "ratio", "accounting")
     return _table(columns, rows)
+
+
+def beside(paper: Published, ours: Sequence[Point]) -> Point:
+    """Our smallest file at about the paper's error, at most `NEAR` above it. If there is none, our lowest error."""
+    near = [p for p in ours if p.error_after <= paper.error_after + NEAR]
+    return min(near, key=lambda p: p.n_bytes) if near else min(ours, key=lambda p: p.error_after)
 
 
 def _published_summary(row: Published) -> list[str]:

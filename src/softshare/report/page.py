@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import html
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
 from softshare.codec.info import FileInfo
-from softshare.report.figures.catalogue import FIGURES, Plot
+from softshare.report.figures.catalogue import FIGURES
 from softshare.report.figures.film import film_data, film_for_page
 from softshare.report.run import Run
 from softshare.report.style import for_page
@@ -18,66 +21,91 @@ from softshare.result import Result
 IN_PAGE = tuple(plot for plot in FIGURES if plot.name != "film")  # for which it has a slider
 
 
-def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None = None) -> str:
-    """With the panels of each figure. With a version, it looks every second whether its server has a newer one."""
-    title = f"softshare: {run.result.experiment if run.result else run.folder.resolve().name}"
-    sections = [_film(run), *(_section(plot, svgs[plot.name]) for plot in IN_PAGE), _table(run.info)]
-    data = {"film": [film_for_page(film) for film in film_data(run)], "version": version}
-    return render(title, _headline(run), [*sections, _settings(run.result)], data)
+@dataclass(frozen=True)
+class Figure:
+    """A section of the page: the panels of one figure as matplotlib writes them."""
+
+    name: str
+    title: str
+    caption: str
+    panels: Sequence[str]
+    wide: bool = False
+
+    @property
+    def svgs(self) -> list[Markup]:
+        return [Markup(for_page(svg)) for svg in self.panels]  # matplotlib has escaped the names in them
 
 
-def render(title: str, headline: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
-    """A whole page."""
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-            f"<title>{html.escape(title)}</title><style>{_asset('page.css')}</style></head><body>",
-            f"<header><h1>{html.escape(title)}</h1>{headline}</header><main>",
-            *filter(None, sections),
-            '</main><div id="tip" role="status"></div>',
-            f'<script type="application/json" id="data">{_json(data)}</script>',
-            f"<script>{_asset('page.js')}</script></body></html>",
-            "",
-        ]
+@dataclass(frozen=True)
+class Table:
+    """A table that sorts; each cell is a value to sort by and a text."""
+
+    name: str
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[tuple[Any, str]]]
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    cards: Mapping[str, str]  # what a number is, and the number
+    figures: Sequence[Figure]
+    table: Table | None = None
+    films: Sequence[Mapping[str, Any]] = ()  # what the slider moves through, one for each mixture
+    settings: str = ""
+    version: str | None = None  # while the run is under way: the page asks its server for a newer one
+
+
+def render(page: Page) -> str:
+    """One HTML file. The template escapes every text: names come from files."""
+    return _template().render(vars(page))
+
+
+@functools.cache
+def _template() -> Template:
+    loader = PackageLoader("softshare.report", "")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    for name in ("page.css", "page.js"):  # our own, and no templates
+        environment.globals[name.partition(".")[2]] = Markup(loader.get_source(environment, name)[0])
+    return environment.get_template("page.html")
 
 
-def _asset(name: str) -> str:
-    return resources.files("softshare.report").joinpath(name).read_text()
+def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None = None) -> str:
+    """The page of a run, with the panels of each figure."""
+    page = Page(
+        title=f"softshare: {run.result.experiment if run.result else run.folder.resolve().name}",
+        cards=_finished(run.result) if run.result else _under_way(run.history[-1]),
+        figures=[Figure(p.name, p.title, p.caption, svgs[p.name], p.wide) for p in IN_PAGE if svgs[p.name]],
+        table=_tensors(run.info) if run.info else None,
+        films=[film_for_page(film) for film in film_data(run)],
+        settings=_settings(run.result) if run.result else "",
+        version=version,
+    )
+    return render(page)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+def _under_way(last: Mapping[str, float]) -> dict[str, str]:
+    return {
+        "epoch": f"{last['epoch']:g}",
+        "validation error": f"{last['validation_error']:.2f}%",
+        "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
+        "components in use": f"{last['components_alive']:g}",
+    }
 
 
-def _headline(run: Run) -> str:
-    result = run.result
-    if result is None:
-        last = run.history[-1]
-        figures = {
-            "epoch": f"{last['epoch']:g}",
-            "validation error": f"{last['validation_error']:.2f}%",
-            "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
-            "components in use": f"{last['components_alive']:g}",
-        }
-    else:
-        figures = {
-            "bytes": f"{result.file_bytes:,}",
-            "times smaller": f"{result.ratio:.1f}",
-            "error before": f"{result.error_before:.2f}%",
-            "error after": f"{result.error_after:.2f}%",
-            "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
-            "shared values": f"{result.n_components}",
-        } | _target(result)
-    return cards(figures)
-
-
-def cards(figures: Mapping[str, str]) -> str:
-    found = "".join(f"<div><b>{html.escape(v)}</b><span>{k}</span></div>" for k, v in figures.items())
-    return f'<div class="cards">{found}</div>'
+def _finished(result: Result) -> dict[str, str]:
+    return {
+        "bytes": f"{result.file_bytes:,}",
+        "times smaller": f"{result.ratio:.1f}",
+        "error before": f"{result.error_before:.2f}%",
+        "error after": f"{result.error_after:.2f}%",
+        "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
+        "shared values": f"{result.n_components}",
+    } | _target(result)
 
 
 def _target(result: Result) -> dict[str, str]:
@@ -90,37 +118,7 @@ def _target(result: Result) -> dict[str, str]:
     return {f"target: at most {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
 
 
-def _section(plot: Plot, svgs: Sequence[str]) -> str:
-    return section(plot.name, plot.title, plot.caption, svgs, plot.wide) if svgs else ""
-
-
-def section(name: str, title: str, caption: str, svgs: Sequence[str], wide: bool) -> str:
-    panels = "".join(f"<figure>{for_page(svg)}</figure>" for svg in svgs)
-    half = ' class="half"' if len(svgs) == 1 and not wide else ""
-    return (
-        f'<section id="{name}"{half}><h2>{title}</h2><p>{caption}</p>'
-        f'<div class="{"wide" if wide else "grid"}">{panels}</div></section>'
-    )
-
-
-def _film(run: Run) -> str:
-    if run.frames is None:
-        return ""
-    options = "".join(f"<option>{html.escape(run.frames.parts[k])}</option>" for k in run.frames.shown)
-    last = len(run.frames.epochs) - 1
-    return (
-        '<section id="film"><h2>Retraining, frame by frame</h2><p>A sample of the weights, before against now, with '
-        "the histogram of all of them on the right and the components' bands. Move the slider, or play.</p>"
-        f'<div class="controls"><label>Weights <select id="part">{options}</select></label>'
-        '<button id="play" type="button">Play</button>'
-        f'<label class="slide">Epoch <input id="epoch" type="range" min="0" max="{last}" value="{last}"></label>'
-        '<output id="now"></output></div><canvas id="screen"></canvas></section>'
-    )
-
-
-def _table(info: FileInfo | None) -> str:
-    if info is None:
-        return ""
+def _tensors(info: FileInfo) -> Table:
     heads = ("tensor", "kind", "shape", "weights", "non-zero %", "components", "bits per weight", "bytes", "share %")
     rows = []
     for k, t in enumerate(info.tensors, 1):
@@ -139,26 +137,8 @@ def _table(info: FileInfo | None) -> str:
             (share, f"{share:.1f}"),
         ]
         rows.append(cells)
-    return table("tensors", "Tensors", heads, rows)
+    return Table("tensors", "Tensors", heads, rows)
 
 
-def table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[tuple[Any, str]]]) -> str:
-    """Each cell as a value to sort by and a text."""
-    lines = []
-    for cells in rows:
-        values = "".join(
-            f'<td data-value="{html.escape("" if v is None else str(v))}">{html.escape(text)}</td>' for v, text in cells
-        )
-        lines.append(f"<tr>{values}</tr>")
-    head = "".join(f'<th aria-sort="none"><button type="button">{name}</button></th>' for name in heads)
-    return (
-        f'<section id="{name}"><h2>{title}</h2><p>Click a heading to sort by it.</p><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
-    )
-
-
-def _settings(result: Result | None) -> str:
-    if result is None:
-        return ""
-    text = html.escape(json.dumps({"seed": result.seed, "device": result.device, **result.config}, indent=2))
-    return f'<section id="settings"><details><summary>All settings</summary><pre>{text}</pre></details></section>'
+def _settings(result: Result) -> str:
+    return json.dumps({"seed": result.seed, "device": result.device, **result.config}, indent=2)

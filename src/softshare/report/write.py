@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from softshare._util.files import make_folder, write_atomic
 from softshare._util.run_folder import PAGE
@@ -15,10 +16,9 @@ PICTURES = "figures"
 
 
 def write_report(run_folder: Path, folder: Path) -> list[Path]:
-    """The files written, the page first. Figures that an earlier report left there are taken away."""
+    """The files written, the page first. Figures that an earlier report left there are deleted."""
     require_matplotlib()
-    run = Run.load(run_folder)
-    pictures = folder / PICTURES
+    run, pictures = Run.load(run_folder), folder / PICTURES
     make_folder(pictures)
     svgs: dict[str, list[str]] = {}
     written = [folder / PAGE]
@@ -27,11 +27,18 @@ def write_report(run_folder: Path, folder: Path) -> list[Path]:
             old.unlink()
         svgs[plot.name] = []
         for k, figure in enumerate(draw(run, plot), 1):
-            with styled():
-                svg, png = to_svg(figure, f"{plot.name}-{k}"), to_png(figure)
+            svg, files = write_picture(figure, pictures, f"{plot.name}-{k}")
             svgs[plot.name].append(svg)
-            for kind, data in (("svg", for_file(svg).encode()), ("png", png)):
-                written.append(pictures / f"{plot.name}-{k}.{kind}")
-                write_atomic(written[-1], data)
+            written += files
     write_atomic(written[0], render_page(run, svgs).encode())
     return written
+
+
+def write_picture(figure: Any, folder: Path, name: str) -> tuple[str, list[Path]]:
+    """A figure as SVG and PNG files; returns the SVG as matplotlib writes it, for the page, and the two files."""
+    with styled():
+        svg, png = to_svg(figure, name), to_png(figure)
+    files = [folder / f"{name}.svg", folder / f"{name}.png"]
+    for file, data in zip(files, (for_file(svg).encode(), png), strict=True):
+        write_atomic(file, data)
+    return svg, files

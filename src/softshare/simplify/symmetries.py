@@ -30,12 +30,31 @@ MOST_UNITS = 1 << 12  # of a layer whose units are ordered by distance: all pair
 MOST_WEIGHTS = 1 << 24  # of such a layer and the next
 
 
+class Moved(NamedTuple):
+    """Which unit of the network stands at each place of a tensor; None if they are where they were."""
+
+    rows: Tensor | None = None  # (units,)
+    columns: Tensor | None = None  # (units,), each of one or more weights of a row
+
+    def back(
+        self,
+        tensor: Tensor,  # as the file has it
+    ) -> Tensor:
+        """The tensor with its units where the network has them."""
+        shape = tensor.shape
+        if self.rows is not None:
+            tensor = tensor.index_select(0, self.rows.argsort())
+        if self.columns is not None:
+            tensor = tensor.reshape(shape[0], len(self.columns), -1).index_select(1, self.columns.argsort())
+        return tensor.reshape(shape)
+
+
 class Simplified(NamedTuple):
     """A quantized network with its units in another order, and what was done or left, and why."""
 
     quantized: QuantizedWeights
     messages: list[str]
-    orders: dict[str, Tensor]  # of a layer: the unit of the network that stands at each place; absent if none moved
+    moved: dict[str, Moved]  # by tensor; those that are not in it have their units where they were
 
 
 def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> Simplified:
@@ -66,16 +85,19 @@ def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig
         n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "as it was"
         messages.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
     messages.append(f"file: {sizes[0]} -> {sizes[best]} bytes")
-    return Simplified(candidates[best], messages, orders if best == 2 else {})
+    return Simplified(candidates[best], messages, _moved(links, orders) if best == 2 else {})
 
 
-def units_in_place(model: nn.Module, quantized: QuantizedWeights, orders: Mapping[str, Tensor]) -> QuantizedWeights:
-    """The same function with every unit where the network has it: what `simplify` moved goes back."""
-    moved = [link for link in find_links(model)[0] if link.source in orders]
-    indices, units = _open(quantized, moved)
-    for link, u in zip(moved, units, strict=True):
-        u.permute_(orders[link.source].argsort())
-    return _close(quantized, indices)
+def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
+    """From the order of each layer's units, what has moved in each tensor: rows of its own, columns of the next."""
+    moved: dict[str, Moved] = {}
+    for link in links:
+        if link.source in orders:
+            order, (incoming, outgoing, *bias) = orders[link.source], _names(link)
+            for name in (incoming, *bias):
+                moved[name] = moved.get(name, Moved())._replace(rows=order)
+            moved[outgoing] = moved.get(outgoing, Moved())._replace(columns=order)
+    return moved
 
 
 def _usable_links(model: nn.Module, quantized: QuantizedWeights) -> tuple[list[Link], list[str]]:

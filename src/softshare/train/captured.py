@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
@@ -17,11 +18,7 @@ from softshare.task import Task
 from softshare.train.step import Latent, Step, _device
 
 SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
-
-
 MOST_GRAPHS = 16
-
-
 WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
@@ -62,7 +59,8 @@ class CapturedStep(Step):
             self._graphs.clear()
             self._runs.clear()
             self._way = way
-        key = _key(batch)
+        flat = _flatten(batch)
+        key = flat.key
         with torch.cuda.device(_device(self.task)):
             if self._runs[key] < WARM_UP:
                 self._runs[key] += 1
@@ -73,8 +71,8 @@ class CapturedStep(Step):
                         f"capture: batches of more than {MOST_GRAPHS} shapes, each of which takes a graph and its "
                         "memory; pad them to fewer, or train without capture"
                     )
-                self._graphs[key] = _Graph(super().__call__, batch, self._stream)
-            return self._graphs[key].replay(_tensors(batch))
+                self._graphs[key] = _Graph(super().__call__, flat, self._stream)
+            return self._graphs[key].replay(flat)
 
     def _start_prior(self) -> None:
         if self.prior and self._side_by_side:
@@ -108,15 +106,15 @@ class CapturedStep(Step):
 
 
 class _Graph:
-    def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: Any, stream: torch.cuda.Stream) -> None:
-        self._batch = _map(torch.clone, batch)
+    def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: _Batch, stream: torch.cuda.Stream) -> None:
+        self._batch = _Batch([t.clone() for t in batch.tensors], batch.form)
         self._graph = torch.cuda.CUDAGraph()
         cause: Exception | None = None
         try:
-            # "thread_local": what other threads do, as those that load data, is their own affair
+            # "thread_local": other threads, such as those that load data, may use the GPU meanwhile
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 try:
-                    self._out = step(self._batch)
+                    self._out = step(tree_unflatten(self._batch.tensors, self._batch.form))
                 except Exception as problem:  # ending the capture will raise another one over it
                     cause = problem
                     raise
@@ -129,50 +127,54 @@ class _Graph:
                 f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {cause}"
             ) from cause
 
-    def replay(self, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-        for own, new in zip(_tensors(self._batch), tensors, strict=True):
+    def replay(self, batch: _Batch) -> tuple[Tensor, Tensor]:
+        for own, new in zip(self._batch.tensors, batch.tensors, strict=True):
             own.copy_(new)
         self._graph.replay()
         return self._out
 
 
-def _key(batch: Any) -> Any:
-    """Shapes and dtypes, with the names and the order of what a batch holds."""
-    if isinstance(batch, Tensor):
-        return batch.shape, batch.dtype
-    if isinstance(batch, dict):
-        return tuple((name, _key(value)) for name, value in batch.items())
-    if isinstance(batch, list | tuple):
-        return (type(batch), *(_key(value) for value in batch))
-    if dataclasses.is_dataclass(batch):
-        return (type(batch), *(_key(getattr(batch, f.name)) for f in dataclasses.fields(batch)))
-    return None  # which `_map` refuses
+class _Batch(NamedTuple):
+    """A batch as its tensors and the form that holds them: which containers, with which names, in which order."""
+
+    tensors: list[Tensor]
+    form: TreeSpec
+
+    @property
+    def key(self) -> Any:
+        """Equal for batches that one graph can replay."""
+        return self.form, *((t.shape, t.dtype) for t in self.tensors)
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    found: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    _map(note, batch)
-    return iter(found)
+def _flatten(batch: Any) -> _Batch:
+    leaves, form = tree_flatten(batch)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            _register(type(leaf))
+            return _flatten(batch)  # torch now sees what is in it
+    return _Batch(leaves, form)
 
 
-def _map(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """The same batch with every tensor in it replaced."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {key: _map(function, value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        items = [_map(function, value) for value in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {f.name: _map(function, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **values)
-    raise ConfigError(
-        "capture: expected batches of tensors, in tuples, lists, dicts or dataclasses, but one holds a "
-        f"{type(batch).__name__}"
-    )
+def _register(kind: type) -> None:
+    """Make a container known to torch, which by itself knows plain ones and named tuples; for the whole process."""
+    if issubclass(kind, dict):
+        register_pytree_node(
+            kind,
+            lambda held: (list(held.values()), list(held)),
+            lambda values, names: kind(dict(zip(names, values, strict=True))),
+        )
+    elif issubclass(kind, list | tuple):
+        register_pytree_node(kind, lambda held: (list(held), None), lambda values, _: kind(values))
+    elif dataclasses.is_dataclass(kind):
+        # Not torch's `register_dataclass`: it takes a field that is None for a part of the form.
+        names = [f.name for f in dataclasses.fields(kind) if f.init]
+        register_pytree_node(
+            kind,
+            lambda held: ([getattr(held, name) for name in names], None),
+            lambda values, _: kind(**dict(zip(names, values, strict=True))),
+        )
+    else:
+        raise ConfigError(
+            "capture: expected batches of tensors, in tuples, lists, dicts or dataclasses, but one holds a "
+            f"{kind.__name__}"
+        )

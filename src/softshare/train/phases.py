@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
@@ -25,7 +24,6 @@ class Phases(Hook):
         self.task, self.epochs, self.hooks = task, epochs, hooks
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
-        self._known: Mapping[str, Any] = {}
         self._started = False
 
     def __enter__(self) -> Phases:
@@ -43,10 +41,8 @@ class Phases(Hook):
         config: RetrainConfig,
         latent: Latent | None = None,
         prior: MixturePrior | None = None,
-        known: Mapping[str, Any] | None = None,  # fields of every record, which no prior can say here
         zeroing: Zeroing | None = None,
     ) -> None:
-        self._known = known or {}
         retrain_(self.task, prior, config, [self], latent, zeroing)
         self._done += config.epochs
 
@@ -65,7 +61,7 @@ class Phases(Hook):
             hook.on_step(self._done + epoch, step)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        record = dataclasses.replace(record, epoch=self._done + record.epoch, **self._known)
+        record = dataclasses.replace(record, epoch=self._done + record.epoch)
         self.history += (record,)
         for hook in self.hooks:
             hook.on_epoch(record)

@@ -31,7 +31,7 @@ from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook, Hooks, no_hooks, say_nothing
 from softshare.tune.plots import Others, no_others
 from softshare.tune.space import Space, require_inside, search_space, values_in, with_values
-from softshare.tune.study import ask, count, open_storage, open_study, quiet, requeue, require_optuna, signs_of_life
+from softshare.tune.study import ask, count, heartbeats, open_storage, open_study, quiet, requeue, require_optuna
 from softshare.tune.study_folder import TRIALS, prepare_folders, trial_folder, with_tests, write_summary
 from softshare.tune.trials import MEASURED, REASON, Row, rows_of
 
@@ -145,7 +145,7 @@ class _Search:
     ) -> None:
         from softshare.tune.samplers import make_sampler
 
-        self.job, self.asked, self.hooks, self.say = job, asked, hooks, say
+        self.job, self.asked, self.storage, self.hooks, self.say = job, asked, storage, hooks, say
         self.space = job.space
         self.blind = dataclasses.replace(job.task, test=None, dataset=f"{job.task.dataset}, validation")
         self.error_before = final_error(self.blind, job.task.model)
@@ -174,7 +174,7 @@ class _Search:
         began, before, waiting = time.monotonic(), count(self.study).finished, False
         while (now := count(self.study)).finished < self.asked.trials:
             with lock:
-                trial = ask(self.study, self.space, self.asked.trials)
+                trial = ask(self.study, self.storage, self.space, self.asked.trials)
             if trial:
                 outcome = self.run_one(trial)
                 done = count(self.study).finished
@@ -193,7 +193,7 @@ class _Search:
         from optuna.trial import TrialState
 
         try:
-            with signs_of_life(trial):
+            with heartbeats(self.study, self.storage, trial):
                 return self.end(trial)
         except UpdateFinishedTrialError:
             return "given up by another process, as it was silent for too long"

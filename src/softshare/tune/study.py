@@ -1,7 +1,7 @@
 """An Optuna study that several processes share and any of them may leave: no trial is run twice, none is lost.
 
-Every running trial gives a sign of life, as an attribute in the storage. One that has given none for long is queued
-again, with the same settings, for whoever asks next.
+Every running trial has a heartbeat in the storage. When it stops, Optuna fails the trial and queues another one with
+the same settings, which goes to the next process that asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from softshare.tune.space import Space
 if TYPE_CHECKING:
     import optuna
 
-HEARTBEAT, GRACE = 10.0, 60.0  # seconds between signs of life, and without any until a trial's process is gone
-RETRIES = 2  # of a trial whose process is gone: it may be what it does to every process
-_ALIVE, _RETRY, _PLACE, _SETTINGS = "alive", "retry", "place", "softshare"
+HEARTBEAT, GRACE = 10, 60  # seconds between heartbeats, and without any until a trial's process counts as dead
+RETRIES = 2  # of a trial whose process died: the trial itself may be the cause
+_BEATS, _SETTINGS = "beats", "softshare"  # attributes of a trial and of a study
 
 
 def require_optuna() -> None:
@@ -40,7 +39,7 @@ def require_optuna() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's log and its warnings of interfaces that may change: what becomes of a trial is said by us."""
+    """Without Optuna's log, and without its warnings that heartbeats may change and that `ask` starts none."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -48,6 +47,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings("ignore", "Heartbeat of storage is supposed to be used with Study.optimize")
             yield
     finally:
         optuna.logging.set_verbosity(before)
@@ -74,7 +74,13 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     with _storage_errors():
         try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=wait)
+            storage = optuna.storages.RDBStorage(
+                url,
+                engine_kwargs=wait,
+                heartbeat_interval=HEARTBEAT,
+                grace_period=GRACE,
+                heartbeat_stale_trial_callback=_queue_again,
+            )
         except ImportError as problem:
             raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
         try:
@@ -121,19 +127,19 @@ def count(study: optuna.Study) -> Counts:
     return Counts(finished, states.count(TrialState.RUNNING))
 
 
-def ask(study: optuna.Study, space: Space, trials: int) -> optuna.Trial | None:
+def ask(study: optuna.Study, storage: optuna.storages.RDBStorage, space: Space, trials: int) -> optuna.Trial | None:
     """The next trial, with all its settings; None where all are begun.
 
     To be called by one process at a time: SQLite locks no rows, so that two could be given the same queued trial.
     """
     from optuna.trial import TrialState
 
-    _requeue_lost(study)
+    _requeue_lost(study, storage)
     now = count(study)
     if now.finished + now.running >= trials:
         return None
     trial = study.ask({name: _distribution(range) for name, range in space.items()})
-    trial.set_user_attr(_ALIVE, time.time())
+    _begin_heartbeat(study, storage, trial.number)
     before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state != TrialState.FAIL]
     if len(before) >= trials:  # processes that share the storage but no folder have both gone for the last one
         study.tell(trial, state=TrialState.FAIL)
@@ -149,13 +155,16 @@ def _distribution(range: Range) -> optuna.distributions.BaseDistribution:
     return FloatDistribution(range.low, range.high, log=range.log)
 
 
-def _requeue_lost(study: optuna.Study) -> None:
-    from optuna.trial import TrialState
+def _requeue_lost(study: optuna.Study, storage: optuna.storages.RDBStorage) -> None:
+    """Give up the trials whose process died."""
+    import optuna
 
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-        if time.time() - trial.user_attrs.get(_ALIVE, began) > GRACE:
-            requeue(study, trial)
+    # Optuna waits for ever for a trial whose process died before its first heartbeat: it gets one here, and no other.
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        if _BEATS not in trial.user_attrs:
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                _begin_heartbeat(study, storage, trial.number)
+    optuna.storages.fail_stale_trials(study)
 
 
 def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
@@ -164,31 +173,54 @@ def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial)
     from optuna.trial import TrialState
 
     try:
-        study.tell(trial.number, state=TrialState.FAIL)
+        failed = study.tell(trial.number, state=TrialState.FAIL)
     except (ValueError, UpdateFinishedTrialError):
         return  # another process was quicker, or the trial was alive after all and has ended
-    retry = trial.user_attrs.get(_RETRY, 0) + 1
-    if retry <= RETRIES:
-        study.enqueue_trial(trial.params, user_attrs={_RETRY: retry, _PLACE: place(study, trial)})
+    _queue_again(study, failed)
 
 
-def place(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> int:
-    """The trial's number as if none had been queued again; one that was has that of the trial it stands for."""
-    first = [t for t in study.get_trials(deepcopy=False)[: trial.number] if _PLACE not in t.user_attrs]
-    return int(trial.user_attrs.get(_PLACE, len(first)))
+def _queue_again(study: optuna.Study, failed: optuna.trial.FrozenTrial) -> None:
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+
+    failed.user_attrs = {}  # the new trial has neither measured anything nor a heartbeat
+    RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
+
+
+def place(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> int:
+    """The trial's number if none had been queued again; a trial that was has that of the trial it stands for."""
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+
+    first = RetryHeartbeatStaleTrialCallback.retried_trial_number
+    own = first(trial)
+    before = study.get_trials(deepcopy=False)[: trial.number if own is None else own]
+    return sum(first(t) is None for t in before)
+
+
+def _trial_id(study: optuna.Study, storage: optuna.storages.RDBStorage, number: int) -> int:
+    return storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study.study_name), number)
+
+
+def _begin_heartbeat(study: optuna.Study, storage: optuna.storages.RDBStorage, number: int) -> None:
+    trial_id = _trial_id(study, storage, number)
+    storage.record_heartbeat(trial_id)
+    storage.set_trial_user_attr(trial_id, _BEATS, True)
 
 
 @contextlib.contextmanager
-def signs_of_life(trial: optuna.Trial) -> Iterator[None]:
-    """One every few seconds, for as long as the trial runs."""
+def heartbeats(study: optuna.Study, storage: optuna.storages.RDBStorage, trial: optuna.Trial) -> Iterator[None]:
+    """One every few seconds, for as long as the trial runs.
+
+    Optuna's own thread is private to `Study.optimize`, and it ends at the first error: a storage that is busy for a
+    moment would then give up a living trial.
+    """
     import optuna
 
-    stop = threading.Event()
+    trial_id, stop = _trial_id(study, storage, trial.number), threading.Event()
 
     def beat() -> None:
         while not stop.wait(HEARTBEAT):
-            with contextlib.suppress(optuna.exceptions.OptunaError):  # the storage is busy, or has given it up
-                trial.set_user_attr(_ALIVE, time.time())
+            with contextlib.suppress(optuna.exceptions.StorageInternalError):  # the next one may pass
+                storage.record_heartbeat(trial_id)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -9,9 +9,9 @@ from typing import Any
 from softshare._util.files import make_folder, read_bytes, write_atomic
 from softshare._util.run_folder import PAGE, RESULT
 from softshare.errors import ConfigError
-from softshare.report.page import cards, render, section, table
-from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
-from softshare.report.write import PICTURES
+from softshare.report.page import Figure, Page, Table, render
+from softshare.report.style import require_matplotlib, styled
+from softshare.report.write import PICTURES, write_picture
 from softshare.result import Result
 from softshare.tune.plots import Others, draw_front, draw_settings, front_data, no_others, settings_data
 from softshare.tune.space import known_ranges
@@ -38,19 +38,16 @@ def write_study_report(study: Path, folder: Path, others: Callable[[str], Others
     rows = from_csv(read_bytes(study / SUMMARY), str(study / SUMMARY))
     if not front(rows):
         raise ConfigError(f"{study / SUMMARY}: no trial has come to its end yet; there is nothing to show")
-    title, svgs, written = study_title(study), dict[str, str](), [folder / PAGE]
+    title, written = study_title(study), [folder / PAGE]
+    drawn = study_figures(title, rows, others(title))
     make_folder(folder / PICTURES)
-    for name, figure in study_figures(title, rows, others(title)).items():
-        with styled():
-            svgs[name], png = to_svg(figure, name), to_png(figure)
-        for kind, data in (("svg", for_file(svgs[name]).encode()), ("png", png)):
-            written.append(folder / PICTURES / f"{name}.{kind}")
-            write_atomic(written[-1], data)
-    sections = [section(name, *CAPTIONS[name], [svg], wide=True) for name, svg in svgs.items()]
-    page = render(
-        f"softshare: a study of {title}", _headline(rows), [*sections, _table(rows)], {"film": [], "version": None}
-    )
-    write_atomic(written[0], page.encode())
+    sections = []
+    for name, drawing in drawn.items():
+        svg, files = write_picture(drawing, folder / PICTURES, name)
+        sections.append(Figure(name, *CAPTIONS[name], [svg], wide=True))
+        written += files
+    page = Page(f"softshare: a study of {title}", _cards(rows), sections, _table(rows))
+    write_atomic(written[0], render(page).encode())
     return written
 
 
@@ -69,21 +66,19 @@ def study_figures(title: str, rows: Sequence[Row], others: Others) -> dict[str, 
         }
 
 
-def _headline(rows: Sequence[Row]) -> str:
+def _cards(rows: Sequence[Row]) -> dict[str, str]:
     best = front(rows)
-    return cards(
-        {
-            "trials": f"{len(rows)}",
-            "trained to their end": f"{sum(row.state == 'complete' for row in rows)}",
-            "that no other beats": f"{len(best)}",
-            "times smaller, at most": f"{best[0].ratio or 0:.1f}",
-            "validation error before": f"{best[0].validation_error_before or 0:.2f}%",
-            "validation error, at best": f"{best[-1].validation_error or 0:.2f}%",
-        }
-    )
+    return {
+        "trials": f"{len(rows)}",
+        "trained to their end": f"{sum(row.state == 'complete' for row in rows)}",
+        "that no other beats": f"{len(best)}",
+        "times smaller, at most": f"{best[0].ratio or 0:.1f}",
+        "validation error before": f"{best[0].validation_error_before or 0:.2f}%",
+        "validation error, at best": f"{best[-1].validation_error or 0:.2f}%",
+    }
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[Row]) -> Table:
     names = list(rows[0].settings)
     heads = ["trial", "on the front", "validation error %", "test error %", "bytes", "ratio", *names]
     lines = []
@@ -91,7 +86,7 @@ def _table(rows: Sequence[Row]) -> str:
         values = [row.validation_error, row.test_error, row.file_bytes, row.ratio, *map(row.settings.get, names)]
         of_values = [(value, "" if value is None else _text(value)) for value in values]
         lines.append([(row.trial, str(row.trial)), (int(row.on_front), "yes" if row.on_front else ""), *of_values])
-    return table("trials", "All trials", heads, lines)
+    return Table("trials", "All trials", heads, lines)
 
 
 def _text(value: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from softshare.errors import FormatError
+from softshare.errors import FormatError, NotAvailableError
 from softshare.result import frontier
 
 if TYPE_CHECKING:
@@ -120,28 +120,24 @@ def _cell(value: object) -> str:
 def rank_correlations(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     """Of each setting with the validation error and with the bytes, over complete trials (Spearman's)."""
     complete = [row for row in rows if row.state == "complete"]
-    errors = _ranks([row.validation_error or 0.0 for row in complete])
-    sizes = _ranks([float(row.file_bytes or 0) for row in complete])
+    errors = [row.validation_error or 0.0 for row in complete]
+    sizes = [float(row.file_bytes or 0) for row in complete]
     found = {}
     for name in complete[0].settings if complete else ():
-        ranks = _ranks([row.settings.get(name, 0.0) for row in complete])
-        found[name] = _correlation(ranks, errors), _correlation(ranks, sizes)
+        values = [row.settings.get(name, 0.0) for row in complete]
+        found[name] = _spearman(values, errors), _spearman(values, sizes)
     return found
+
+
+def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """0 where one of them is the same throughout: it has no ranks to compare."""
+    try:
+        from scipy.stats import spearmanr
+    except ImportError:
+        raise NotAvailableError("the report of a study needs scipy: pip install 'softshare[tune]'") from None
+    return float(spearmanr(a, b).statistic) if len(set(a)) > 1 and len(set(b)) > 1 else 0.0
 
 
 def chance(n: int) -> float:
     """Below this, 19 of 20 rank correlations of n unconnected values lie (for n not very small)."""
     return min(1.0, 1.96 / math.sqrt(n - 1)) if n > 1 else 1.0
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """From 1; equal values share the mean of theirs."""
-    ordered = sorted(values)
-    first = {value: ordered.index(value) for value in set(values)}
-    return [first[value] + (1 + values.count(value)) / 2 for value in values]
-
-
-def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
-    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread if spread else 0.0

@@ -200,9 +200,9 @@ def test_the_bytes_are_pinned(fast: bool) -> None:
 PLAIN = """
 import sys
 sys.modules["numba"] = None  # as if it were not installed
-sys.path.insert(0, sys.argv[1])
-from test_adaptive import FIXED, adaptive, encode, model, returns
-from softshare.codec import model as full
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/codec/adaptive"]
+from test_tensor import FIXED, adaptive, encode, model, returns
+from softshare.codec.adaptive import full
 assert not hasattr(full.code_full, "py_func")
 with model(sys.argv[2] == "fast"):
     for k, case in enumerate(FIXED):

@@ -1,45 +1,31 @@
-"""Shared values trained with the assignment fixed, alone and as a stage of the route."""
+"""Shared values trained with the assignment fixed."""
 
 from __future__ import annotations
 
-import copy
-import csv
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from softshare.train.codebook import Codebook, Codebooks, with_values
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 import softshare as ss
-from softshare.compressed import quantize_prior
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError
 from softshare.network.weights import WeightView
+from softshare.paper.baselines.codebook import Codebook, Codebooks
 from softshare.quantization.assignment import order_values
-from softshare.quantization.description_length import complexity_bits
-from softshare.quantization.quantized import index_dtype
-from softshare.simplify.symmetries import simplify
 from softshare.task import Task
-from softshare.train.hooks import EpochRecord, Hook
-from softshare.train.phases import Phases
-from softshare.train.progress import CsvLog
+from softshare.train.hooks import Hook
 from softshare.train.retrain import retrain_
 
 Batch = tuple[Tensor, Tensor]
-# Hard from the start, so that every weight has its value, and few of them are 0.
-CONFIG = ss.CompressConfig().override(epochs=3, tau=1e-3, zero_mixing=0.5, hard_from=0.0, lr_weights=1e-2)
-TUNED = CONFIG.override(codebook_epochs=4, lr_codebook=1e-2)
 MIXTURES = ["layer", "global"]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def points(n: int, seed: int = 0) -> Batch:
@@ -90,7 +76,11 @@ def codebooks(model: nn.Module, mixtures: Any = "layer") -> tuple[Codebooks, ss.
     prior = ss.MixturePrior(model, ss.PriorConfig(mixtures=mixtures, components=5, zero_mixing=0.3, width=0.2))
     compressed = prior.quantize()
     shared = {t.name: t for t in compressed.quantized.shared}
-    return Codebooks(Codebook.of(part, shared) for part in prior.parts), prior, compressed
+    books = []
+    for part in prior.parts:
+        own = [shared[s.name] for s in part.shared]
+        books.append(Codebook(part.tensors, torch.cat([t.indices.long() for t in own]), own[0].codebook[1:].clone()))
+    return Codebooks(books), prior, compressed
 
 
 def indices(compressed: ss.Compressed) -> dict[str, Tensor]:
@@ -195,7 +185,6 @@ def test_a_tensor_that_the_loss_does_not_reach_and_one_of_zeros() -> None:
     assert zeros.weight.tolist() == [[0, 0]]
     assert Codebooks([empty]).parameters(zeros) == []
     assert Codebooks([empty]).quantize(WeightView.of(zeros)).shared[0].codebook.tolist() == [0]
-    assert Codebooks([book, empty]).n_alive == 3
     assert layer.weight.grad is None
 
 
@@ -247,206 +236,4 @@ def test_no_weight_changes_its_index_while_training() -> None:
     assert all(bool((book.values != s).all()) for book, s in zip(books.books, start, strict=True))
 
 
-# The stage
-
-
-@pytest.mark.parametrize("mixtures", MIXTURES)
-def test_the_stage_moves_values_and_the_rest_and_no_index(mixtures: str) -> None:
-    task = make_task()
-    plain, tuned = (ss.compress(task, c.override(mixtures=mixtures)) for c in (CONFIG, TUNED))
-    assert tuned.history[-1].task_loss < tuned.history[CONFIG.retrain.epochs + 2].task_loss
-    codebooks_of: dict[int, set[str]] = {}
-    for a, b in zip(plain.quantized.shared, tuned.quantized.shared, strict=True):
-        assert a.name == b.name
-        assert torch.equal(a.indices == 0, b.indices == 0)
-        assert len(a.codebook) == len(b.codebook)
-        pairs = set(zip(a.indices.tolist(), b.indices.tolist(), strict=True))
-        assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)  # one to one
-        assert not torch.equal(a.codebook, b.codebook)
-        assert b.codebook[0] == 0
-        assert bool((b.codebook.abs().diff() >= 0).all())
-        assert b.indices.dtype == index_dtype(len(b.codebook))
-        codebooks_of.setdefault(id(b.codebook), set()).add(b.name)
-    one_each = {"first", "second", "again", "out"}
-    found = {frozenset(name.partition(".")[0] for name in names) for names in codebooks_of.values()}
-    assert found == ({frozenset({n}) for n in one_each} if mixtures == "layer" else {frozenset(one_each)})
-    assert tuned.quantized.tied == {"again.weight": "second.weight"}
-    assert all(torch.equal(t, plain.retrained[name]) for name, t in tuned.retrained.items())
-    for name in ("norm.weight", "norm.running_mean"):
-        assert not torch.equal(tuned.quantized.rest[name], plain.quantized.rest[name])
-    steps = 8 * (TUNED.retrain.epochs + TUNED.codebook.codebook_epochs)
-    assert int(tuned.quantized.rest["norm.num_batches_tracked"]) == steps
-
-
-def test_what_was_trained_last_is_what_is_kept() -> None:
-    task = make_task()
-    tuned = ss.compress(task, TUNED.override(codebook_dtype="float32"))
-    result = ss.measure(task, tuned, TUNED.override(codebook_dtype="float32"))
-    assert result.error_after == tuned.history[-1].validation_error
-    assert result.seconds == sum(r.seconds for r in tuned.history)
-
-
-@pytest.mark.parametrize("mixtures", MIXTURES)
-def test_the_bits_of_the_mixture_stay_those_of_the_assignment(mixtures: str) -> None:
-    """By hand: every weight by the components it had before its value moved."""
-    task = make_task()
-    plain, tuned = (ss.compress(task, c.override(mixtures=mixtures)) for c in (CONFIG, TUNED))
-    bits = 0.0
-    for t in plain.quantized.shared:
-        mixture = plain.mixtures[t.name]
-        for k, n in enumerate(t.counts().tolist()):
-            if n:
-                bits -= n * math.log2(float(mixture.mixing.double()[mixture.mean == t.codebook[k]].sum()))
-    assert complexity_bits(tuned.quantized, tuned.mixtures) == pytest.approx(bits, rel=1e-6)
-    assert ss.measure(task, tuned, TUNED.override(mixtures=mixtures)).complexity_bytes == pytest.approx(bits / 8)
-    assert tuned.history[-1].complexity_bits == pytest.approx(bits, rel=1e-6)
-    assert len({id(m) for m in tuned.mixtures.values()}) == len({id(m) for m in plain.mixtures.values()})
-
-
-def test_means_move_with_their_values_and_those_of_no_weight_stay() -> None:
-    mixture = ss.Mixture(torch.full((5,), 0.2).log(), torch.tensor([0.0, 1.0, 2.0, -3.0, 1.0]), torch.zeros(5))
-    moved = with_values(mixture, torch.tensor([0.0, 1.0, -3.0]), torch.tensor([0.0, 1.5, -2.0]))
-    assert moved.mean.tolist() == [0, 1.5, 2, -2, 1.5]
-    assert torch.equal(moved.log_mixing, mixture.log_mixing)
-    assert torch.equal(moved.log_var, mixture.log_var)
-    merged = with_values(mixture, torch.tensor([0.0, 1.0, -3.0]), torch.tensor([0.0, 0.0, -2.0]))
-    assert merged.mean.tolist() == [0, 0, 2, -2, 0]
-
-
-class Recorder(Hook):
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.fails_at = fails_at
-
-    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
-        self.calls.append(("start", epochs, steps_per_epoch))
-
-    def on_step(self, epoch: int, step: int) -> None:
-        self.calls.append(("step", epoch, step))
-        if epoch == self.fails_at:
-            raise KeyboardInterrupt
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self.calls.append(("epoch", str(dataclasses.replace(record, seconds=0.0))))  # as text: nan equals nan
-
-    def on_end(self) -> None:
-        self.calls.append(("end",))
-
-    def epochs(self) -> list[str]:
-        return [call[1].partition(",")[0].partition("=")[2] for call in self.calls if call[0] == "epoch"]
-
-
-def test_off_by_default_and_then_nothing_is_new() -> None:
-    """The stages one by one, without this one: the same calls of the hooks, the same history, the same bytes."""
-    assert ss.CompressConfig().codebook.codebook_epochs == 0
-    task, recorder, expected = make_task(), Recorder(), Recorder()
-    compressed = ss.compress(task, CONFIG, [recorder])
-    task = dataclasses.replace(task, model=copy.deepcopy(task.model))
-    prior = ss.MixturePrior(task.model, CONFIG.prior)
-    retrain_(task, prior, CONFIG.retrain, [expected])
-    quantized = simplify(task.model, quantize_prior(prior, CONFIG.merge).quantized)[0]
-    assert recorder.calls == expected.calls
-    assert len(compressed.history) == CONFIG.retrain.epochs + 1
-    assert compressed.to_bytes() == dataclasses.replace(compressed, quantized=quantized).to_bytes()
-
-
-def test_hooks_see_one_history() -> None:
-    recorder = Recorder()
-    compressed = ss.compress(make_task(), TUNED, [recorder])
-    epochs = [*range(4), *range(3, 8)]
-    assert [r.epoch for r in compressed.history] == epochs
-    assert recorder.epochs() == [str(e) for e in epochs]
-    kinds = [call[0] for call in recorder.calls]
-    assert (kinds[0], kinds.count("start"), kinds[-1], kinds.count("end")) == ("start", 1, "end", 1)
-    assert recorder.calls[0] == ("start", 7, 8)
-    steps = [call[1:] for call in recorder.calls if call[0] == "step"]
-    assert steps == [(epoch, step) for epoch in range(1, 8) for step in range(1, 9)]
-    first, last = compressed.history[4], compressed.history[-1]
-    assert first.density == last.density
-    assert first.density == {t.name: float((t.indices > 0).double().mean()) for t in compressed.quantized.shared}
-    alive = {id(t.codebook): set[int]() for t in compressed.quantized.shared}
-    for t in compressed.quantized.shared:
-        alive[id(t.codebook)] |= set(t.indices.tolist())
-    assert first.components_alive == sum(len(values) for values in alive.values())
-
-
-def test_the_log_has_a_full_row_for_every_epoch(tmp_path: Path) -> None:
-    compressed = ss.compress(make_task(), TUNED, [CsvLog(tmp_path / "history.csv")])
-    with (tmp_path / "history.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert len(rows) == 1 + len(compressed.history)
-    assert len({len(row) for row in rows}) == 1
-
-
-@pytest.mark.parametrize("fails_at", [1, 5])
-def test_hooks_hear_of_the_end_after_an_error_in_any_phase(fails_at: int) -> None:
-    recorder = Recorder(fails_at)
-    with pytest.raises(KeyboardInterrupt):
-        ss.compress(make_task(), TUNED, [recorder])
-    assert [call[0] for call in recorder.calls].count("end") == 1
-    assert recorder.calls[-1] == ("end",)
-
-
-def test_hooks_hear_nothing_of_a_training_that_did_not_begin() -> None:
-    recorder = Recorder()
-    with (
-        pytest.raises(ConfigError, match="capture: the network must be on a CUDA GPU"),
-        Phases(make_task(), 1, [recorder]) as phases,
-    ):
-        phases.run(RetrainConfig(capture=True), prior=ss.MixturePrior(net()))
-    assert recorder.calls == []
-
-
-def test_the_loss_is_that_of_retraining() -> None:
-    """Under a teacher too."""
-    task = make_task(outputs=lambda model, batch: model(batch[0]))
-    one, other = (ss.compress(task, TUNED.override(distill=d, lr_codebook=1e-9)) for d in (0.0, 1.0))
-    assert other.history[-1].task_loss != one.history[-1].task_loss
-    with torch.no_grad():
-        teacher = F.log_softmax(task.model.eval()(points(256)[0]), 1)
-        entropy = float(-(teacher.exp() * teacher).sum(1).mean())
-    assert other.history[-1].task_loss < entropy  # a divergence, with no labels in it
-
-
-def test_the_same_seed_gives_the_same_file() -> None:
-    first, second = (ss.compress(make_task(), TUNED).to_bytes() for _ in range(2))
-    assert first == second != ss.compress(make_task(), CONFIG).to_bytes()
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_the_optimizer_is_adam_whatever_retraining_has(optimizer: str) -> None:
-    """Its first step is the learning rate, whatever the gradient; nothing is decayed."""
-    config = CONFIG.override(optimizer=optimizer, zeroing=0.0, weight_decay=0.1, lr_weights=1e-3, epochs=1)
-    config = config.override(codebook_epochs=1, lr_codebook=1e-3, schedule="constant")
-    x, y = points(256)
-    task = make_task(train=[(x, y)])
-    plain, tuned = (ss.compress(task, c) for c in (config.override(codebook_epochs=0), config))
-    for name, weight in tuned.quantized.state_dict().items():
-        if name.endswith("weight"):
-            moved = (weight - plain.quantized.state_dict()[name])[weight != 0].abs()
-            torch.testing.assert_close(moved, torch.full_like(moved, 1e-3), rtol=0.05, atol=0)
-
-
 # On a GPU
-
-
-@needs_gpu
-@pytest.mark.parametrize("mixtures", MIXTURES)
-def test_captured_steps_do_the_same(mixtures: str) -> None:
-    states = []
-    for capture in (False, True, True):
-        task = make_task(net().cuda(), "cuda")
-        books, _, _ = codebooks(task.model, mixtures)
-        retrain_(task, None, RetrainConfig(epochs=4, lr_weights=1e-3, capture=capture), (), books)
-        states.append(books.quantize(WeightView.of(task.model)).state_dict())
-    plain, captured, again = states
-    assert all(torch.equal(captured[name], again[name]) for name in captured)
-    for name in plain:
-        torch.testing.assert_close(captured[name], plain[name], rtol=1e-3, atol=1e-4)
-
-
-@needs_gpu
-def test_the_whole_route_with_captured_steps() -> None:
-    task = make_task(net().cuda(), "cuda")
-    tuned = ss.compress(task, TUNED.override(capture=True))
-    assert tuned.history[-1].task_loss < tuned.history[CONFIG.retrain.epochs + 2].task_loss

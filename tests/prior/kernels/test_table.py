@@ -30,7 +30,7 @@ from kernels import (
 from softshare.errors import ConfigError, DivergedError, NotAvailableError
 from softshare.prior import prior as prior_module
 from softshare.prior.kernels import mixture_nll_ref
-from softshare.prior.kernels import table as mixture_table
+from softshare.prior.kernels import table as table_module
 from softshare.prior.kernels.choice import find_sweep
 from softshare.prior.kernels.table import CAPACITY, CELLS, Grid, make_grid_ref, n_points, reach_of
 from softshare.train.retrain import retrain_
@@ -79,7 +79,7 @@ def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter takes its time for each block and each row of counts."""
     if "triton" in BACKENDS and not HAS_GPU:
         monkeypatch.setattr(module("table_triton"), "ROWS", 1)
-        monkeypatch.setattr(module("mixture_triton"), "BLOCK", 4096)
+        monkeypatch.setattr(module("sweep_triton"), "BLOCK", 4096)
 
 
 def sides(grid: Grid) -> list[Tensor]:
@@ -169,7 +169,7 @@ def test_one_narrow_component_is_resolved_or_refused(std: float, mean: float) ->
 def test_a_coarser_grid_fails_that_check(monkeypatch: pytest.MonkeyPatch) -> None:
     params = trained_mixture(0, j=17)
     assert_as_fine_as_claimed(grid_of("torch", params), params)
-    monkeypatch.setattr(mixture_table, "FINENESS", 8)
+    monkeypatch.setattr(table_module, "FINENESS", 8)
     with pytest.raises(AssertionError):
         assert_as_fine_as_claimed(grid_of("torch", params), params)
 
@@ -411,7 +411,7 @@ def test_counting_one_block_in_so_many_is_unbiased(monkeypatch: pytest.MonkeyPat
     expected_small = look_up("triton", [small], grid, smooth_score(grid)).double()
     monkeypatch.setattr(triton, "BLOCK", 16)
     monkeypatch.setattr(triton, "LEAST_BLOCKS", 4)
-    monkeypatch.setattr(mixture_table, "MOST_COUNTED", 120)  # one in 2
+    monkeypatch.setattr(table_module, "MOST_COUNTED", 120)  # one in 2
     runs = []
     for start in (0.1, 0.9):
         with monkeypatch.context() as patch:
@@ -427,7 +427,7 @@ def test_gradients_are_never_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     w = 0.2 * weights(600, torch.float32)
     monkeypatch.setattr(module("table_triton"), "BLOCK", 128)
     monkeypatch.setattr(module("table_triton"), "LEAST_BLOCKS", 1)
-    monkeypatch.setattr(mixture_table, "MOST_COUNTED", 300)
+    monkeypatch.setattr(table_module, "MOST_COUNTED", 300)
     got = torch.full_like(w, math.nan)
     counts = look_up("triton", [w], grid, smooth_score(grid), [got])
     assert round(float(counts.sum())) in (2 * (128 + 128 + 88), 2 * (128 + 128))

@@ -36,7 +36,7 @@ def find_sweep(
     backend: str = "auto",
     reach: float | None = None,
 ) -> Sweep:
-    """The exact one, or with a `reach` (`mixture_table.reach_of` the largest weight) the one by table."""
+    """The exact one, or with a `reach` (`table.reach_of` the largest weight) the one by table."""
     available = available_backends(mean)
     if reach is not None:
         available.remove("torch")  # a table in plain torch would be slower than the exact sweep

@@ -39,11 +39,11 @@ def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
 
     The film keeps it, for a file's units may stand in another order.
     """
-    placed = compressed.in_place(model)
+    shared = {t.name for t in compressed.quantized.shared}
     return {
-        name: _kept(placed[name].reshape(shape)).clone()
+        name: _kept(compressed.in_place(name).reshape(shape)).clone()
         for name, shape in filter_shapes(model).items()
-        if name in placed
+        if name in shared
     }
 
 

@@ -1,0 +1,81 @@
+"""Several trainings as one history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from softshare.config import RetrainConfig
+from softshare.errors import ConfigError
+from softshare.task import Task
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.phases import Phases
+
+
+class Recorder(Hook):
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails_at = fails_at
+
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        self.calls.append(("start", epochs, steps_per_epoch))
+
+    def on_step(self, epoch: int, step: int) -> None:
+        self.calls.append(("step", epoch, step))
+        if epoch == self.fails_at:
+            raise KeyboardInterrupt
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        self.calls.append(("epoch", record.epoch))
+
+    def on_end(self) -> None:
+        self.calls.append(("end",))
+
+
+def make_task() -> Task:
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return F.mse_loss(model(batch), batch[:, :1])
+
+    return Task(nn.Linear(3, 1), list(x.split(4)), loss, lambda model: 1.0, 8)
+
+
+def run(recorder: Recorder) -> Phases:
+    with Phases(make_task(), 3, [recorder]) as phases:
+        phases.run(RetrainConfig(epochs=1))
+        phases.run(RetrainConfig(epochs=2))
+    return phases
+
+
+def test_hooks_see_one_history_with_a_record_at_the_start_of_each_phase() -> None:
+    recorder = Recorder()
+    assert [r.epoch for r in run(recorder).history] == [0, 1, 1, 2, 3]
+    assert recorder.calls[0] == ("start", 3, 2)
+    assert [call[1] for call in recorder.calls if call[0] == "epoch"] == [0, 1, 1, 2, 3]
+    assert [call[1:] for call in recorder.calls if call[0] == "step"] == [(e, s) for e in (1, 2, 3) for s in (1, 2)]
+    kinds = [call[0] for call in recorder.calls]
+    assert (kinds.count("start"), kinds.count("end"), kinds[-1]) == (1, 1, "end")
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_hooks_hear_of_the_end_after_an_error_in_any_phase(fails_at: int) -> None:
+    recorder = Recorder(fails_at)
+    with pytest.raises(KeyboardInterrupt):
+        run(recorder)
+    assert [call[0] for call in recorder.calls].count("end") == 1
+    assert recorder.calls[-1] == ("end",)
+
+
+def test_hooks_hear_nothing_of_a_training_that_did_not_begin() -> None:
+    recorder = Recorder()
+    with (
+        pytest.raises(ConfigError, match="capture: the network must be on a CUDA GPU"),
+        Phases(make_task(), 1, [recorder]) as phases,
+    ):
+        phases.run(RetrainConfig(capture=True))
+    assert recorder.calls == []
