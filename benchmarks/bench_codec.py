@@ -1,4 +1,4 @@
-"""Bytes and speed of the codecs and of their rivals, in one run: bench_codec.py [MODEL.sws ...]; see README.md."""
+"""Measure bytes and speed of the codecs and of their rivals: bench_codec.py [MODEL.sws ...]; see README.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from softshare.quantization.quantized import QuantizedWeights
 
 HERE = Path(__file__).parent
 HAN_LIMIT = 10_000_000  # weights: 'han' is slow
-PEAK_FROM = 10_000_000  # weights: below it, memory is not measured
+PEAK_FROM = 10_000_000  # weights: memory is measured from here on
 CPUS = os.cpu_count() or 1
 QUICK = Budget(0.1, least=1)
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -125,7 +125,7 @@ def table(title: str, rows: list[Row]) -> Table:
 
 def run_nncodec(paths: list[Path], python: str | None, quick: bool, results: Results[Row]) -> None:
     if not python:
-        reason = f"it needs an environment of its own ({nncodec_compare.INSTALL}); name its interpreter by "
+        reason = f"it needs its own environment ({nncodec_compare.INSTALL}); give the interpreter by "
         skipped("networks", "NNCodec", reason + "--nncodec-python or SOFTSHARE_NNCODEC_PYTHON")
         return
     for path in paths:
@@ -152,14 +152,14 @@ def main() -> None:
     options = parser.parse_args()
     paths = options.networks or sorted((HERE / "networks").glob("*.sws"))
     if not paths:
-        console.print(f"[yellow]no networks: none was given, and none is in {HERE.name}/networks")
+        console.print(f"[yellow]no networks: give .sws files, or put them in {HERE.name}/networks")
     results = Results[Row](options.out)
     console.print(f"run {results.run_id}, {CPUS} processors, rows appended to {options.out}")
 
     warm_up = cases.synthetic("", memory.WARM_UP, 0.02, False).make()
     for codec in ("adaptive", "han"):
         decode(encode(warm_up, EncodeConfig(codec=codec), threads=1), threads=1)
-    gc.freeze()  # what is imported and compiled is not searched for garbage before each measurement
+    gc.freeze()  # garbage collection before each measurement skips imported and compiled code
     todo = (
         [cases.network(path) for path in paths] + cases.small(options.quick) + ([] if options.quick else cases.large())
     )

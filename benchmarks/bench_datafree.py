@@ -1,12 +1,12 @@
-"""Time and memory of compressing a transformer's checkpoint without data, by the command line, in a process of its own.
+"""Measure time and memory of `softshare quantize` on a transformer's checkpoint, in its own process.
 
     python benchmarks/bench_datafree.py                        # 20 M weights, 3 bits a weight
     python benchmarks/bench_datafree.py --bits 6 --million 50
 
-The checkpoint is made up: the shapes of a decoder (embedding tied with the head, attention, feed-forward, layer
-norm), in each matrix normal weights with a log-normal scale for each row and column. Time is that of the whole command,
-start and compilation included, by the clock and by the processor. Memory is the peak of the process and, beside it,
-what it takes just to be started: torch, numba and the package. A row is appended to results.csv.
+The checkpoint is made up. It has the shapes of a decoder (embedding tied with the head, attention, feed-forward, layer
+norm), and each matrix has normal weights with a log-normal scale for each row and column. Time covers the whole
+command, start and compilation included, by the clock and by the processor. Memory is the peak of the process; the row
+also has the memory after the start, with torch, numba and the package loaded. The row is appended to results.csv.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ sys.exit(status)
 
 
 class Decoder(nn.Module):
-    """Only for its state dict."""
+    """A decoder that gives only its state dict."""
 
     def __init__(self, million: float, width: int = 512) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, file = Path(folder) / "model.safetensors", Path(folder) / "model.sws"
         safetensors.torch.save_model(Decoder(options.million).made_up_(), str(checkpoint))
-        command = [sys.executable, "-c", MEASURED, "compress", "--weights", str(checkpoint), "--out", str(file), *aim]
+        command = [sys.executable, "-c", MEASURED, "quantize", str(checkpoint), "--out", str(file), *aim]
         load, start = os.getloadavg()[0], time.perf_counter()
         run = subprocess.run(command, capture_output=True, text=True)
         seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

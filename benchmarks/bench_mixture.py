@@ -1,4 +1,4 @@
-"""Time of the prior's loss and all its gradients, by every method, in one run; see README.md."""
+"""Measure the time of the prior's loss and all its gradients, by every method; see README.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MILLIONS, COMPONENTS = (0.27, 2.7, 25.6, 138.0), (5, 17, 65)
 CPU_LIMIT = 2.7  # million weights
 PLAIN_ARRAYS = 6  # of N x J floats that plain PyTorch needs at its peak
 SUBSET = 100_000  # weights on which errors are measured
-WARM_UP, WARM_UP_SAMPLED = 3, 20  # a sample in a block begins anywhere: one kernel for each alignment is compiled
+WARM_UP, WARM_UP_SAMPLED = 3, 20  # a sample begins anywhere, and each alignment compiles a kernel
 BUDGETS = {"cpu": Budget(), "cuda": Budget(0.4, least=10, most=100)}
 QUICK = Budget(0.1, least=3)
 
@@ -40,7 +40,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, components: int, device: torch.device) -> Mixture:
-        """As training leaves it: narrow at zero, which has 0.99; the others evenly over [-0.8, 0.8]."""
+        """A mixture as after training: zero is narrow and has 0.99; the others lie evenly over [-0.8, 0.8]."""
         free = components - 1
         std = torch.tensor([0.005] + [0.03] * free)
         mean = torch.cat([torch.zeros(1), torch.linspace(-0.8, 0.8, free)])
@@ -48,7 +48,7 @@ class Mixture(NamedTuple):
         return cls(log_mixing.to(device), mean.to(device), (2 * std.log()).to(device))
 
     def weights(self, n: int) -> Tensor:  # (n,)
-        """95% around zero, the rest around the other means, in no order."""
+        """Draw 95% of the weights around zero and the rest around the other means, in no order."""
         device, free = self.mean.device, len(self.mean) - 1
         random = torch.Generator(device).manual_seed(0)
         w = 0.03 * torch.randn(n, generator=random, device=device)
@@ -60,12 +60,14 @@ class Mixture(NamedTuple):
 @dataclass(frozen=True)
 class Method:
     name: str
-    prepare: Callable[[], Run]  # makes its buffers and returns what is timed
-    capture: bool = False  # GPU: replayed from a graph too
+    prepare: Callable[[], Run]  # makes the buffers and returns what is timed
+    capture: bool = False  # on a GPU, also replay it from a graph
     n_arrays: int = 0  # of N x J floats that it needs
     warm_up: int = WARM_UP
     may_fail: bool = False
-    score: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # weights -> loss, score: to measure their error
+    score: Callable[[Tensor], tuple[Tensor, Tensor]] | None = (
+        None  # weights -> loss, score: to measure the error of both
+    )
 
 
 def methods(w: Tensor, mixture: Mixture) -> Iterable[Method]:
@@ -73,7 +75,7 @@ def methods(w: Tensor, mixture: Mixture) -> Iterable[Method]:
         return autograd(w, mixture, mixture_nll_ref)
 
     def compiled() -> Run:
-        torch.compiler.reset()  # or, after some sizes, it would give up and run what it was given
+        torch.compiler.reset()  # otherwise it gives up after some sizes and runs the plain function
         return autograd(w, mixture, torch.compile(mixture_nll_ref, dynamic=False))
 
     def copy() -> Run:
@@ -101,10 +103,7 @@ def methods(w: Tensor, mixture: Mixture) -> Iterable[Method]:
         yield Method("table", lambda: filled(table), capture=True, score=score_of(table))
     except NotAvailableError as reason:
         devices.skipped("prior", "table", reason)
-    for schedule in ("block", "random"):
-        sample = sampled(exact, 10, schedule)
-        name = f"exact, sampled 1 in 10, {schedule}"
-        yield Method(name, lambda sample=sample: added(sample), warm_up=WARM_UP_SAMPLED)  # type: ignore[misc]
+    yield Method("exact, sampled 1 in 10, block", lambda: added(sampled(exact, 10)), warm_up=WARM_UP_SAMPLED)
 
 
 def autograd(w: Tensor, mixture: Mixture, loss: Callable[..., Tensor]) -> Run:
@@ -124,7 +123,7 @@ def plain_score(w: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 
 def errors(method: Method, w: Tensor, mixture: Mixture) -> tuple[float | None, float | None]:
-    """Against float64: the largest error of a score times the smallest std, and the relative error of the loss."""
+    """Errors against float64: the largest of a score, times the smallest std, and the relative one of the loss."""
     if method.score is None:
         return None, None
     part = w[:SUBSET].clone()
@@ -135,14 +134,14 @@ def errors(method: Method, w: Tensor, mixture: Mixture) -> tuple[float | None, f
 
 
 def measure(method: Method, device: torch.device, budget: Budget) -> tuple[list[tuple[str, Timing]], float | None]:
-    """(suffix of the name, time) as launched, and replayed where it can be; MiB."""
+    """The suffix of the name and the time, as launched and as replayed if that is possible; then the MiB."""
     before = devices.allocated(device)
     run = method.prepare()
     for _ in range(method.warm_up):
         run()
     devices.allocated(device)  # compiling may have taken more than running does
     run()
-    mib = devices.peak_mib(device, before)  # its buffers, the gradient among them, included
+    mib = devices.peak_mib(device, before)  # with its buffers, and the gradient among them
     times = [(", eager" if device.type == "cuda" else "", devices.clock(run, device, budget))]
     if method.capture and device.type == "cuda":
         times.append((", captured", devices.clock(devices.captured(run), device, budget, queued=True)))
@@ -201,7 +200,7 @@ def ratio(timing: Timing, other: float | None) -> float | None:
 
 
 def note(method: Method, w: Tensor, mixture: Mixture) -> str:
-    """What computes it; by table also how far the loss of all weights is off: on a GPU it counts a part of them."""
+    """The backend. For the table also the error of the loss, because on a GPU it counts only a part of the weights."""
     if method.name not in ("exact", "table") and "sampled" not in method.name:
         return ""
     backend = available_backends(mixture.mean)[0]

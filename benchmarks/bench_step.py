@@ -1,4 +1,4 @@
-"""Time of a whole training step (forward, backward, prior, Adam), with and without the prior; see README.md."""
+"""Measure the time of a training step (forward, backward, prior, Adam) with and without the prior; see README.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
 Batch = tuple[Tensor, Tensor]  # images and labels
 N_BATCHES = 4
 WARM_UP = 20  # steps
-ROUND_SECONDS, LEAST_STEPS, MOST_STEPS = 0.2, 5, 100  # of one variant, until it is the next one's turn
+ROUND_SECONDS, LEAST_STEPS, MOST_STEPS = 0.2, 5, 100  # of one variant per turn
 TAU, N_EXAMPLES, LR_WEIGHTS = 0.05, 50_000, 1e-4
 BASELINE, CAPTURED = "no prior", "captured, "
 
@@ -61,7 +61,7 @@ class Network:
     batch_size: int
     classes: int = 10
     components: int = 16  # free ones
-    small: bool = False  # float32, on the CPU too; the others in bfloat16, on a GPU
+    small: bool = False  # in float32, also on the CPU; the others run in bfloat16 on a GPU
 
 
 NETWORKS = (
@@ -81,7 +81,7 @@ class Variant:
 
 @dataclass(eq=False)
 class Runner:
-    """A variant with a network of its own, all of them alike at the start."""
+    """A variant with its own network. All networks are equal at the start."""
 
     variant: Variant
     step: Step
@@ -100,7 +100,7 @@ class Runner:
         return (time.perf_counter() - start) / steps
 
     def warm_up(self) -> float:
-        """Compile and capture; then the memory of a step, which a captured one does not show; then its time."""
+        """Compile and capture, measure the memory of a step unless it is captured, and return its time."""
         self.run(WARM_UP)
         if not self.variant.captured:
             before = devices.allocated(self.device)
@@ -155,7 +155,7 @@ def make_runner(
     task = Task(model, batches, loss, lambda _: 0.0, N_EXAMPLES, name=network.name)
     prior = MixturePrior(model, variant.prior) if variant.prior else None
     step = (CapturedStep if variant.captured else Step)(task, prior, RetrainConfig(lr_weights=LR_WEIGHTS))
-    step.set(TAU, 0.0)  # learning rates of 0: Adam does all its work, and the network is the same in every round
+    step.set(TAU, 0.0)  # with learning rates of 0, Adam does all its work, but the network stays the same
     return Runner(variant, step, itertools.cycle(batches), device, WeightView.of(model).n_weights)
 
 
@@ -179,7 +179,7 @@ def run_network(
             devices.skipped(network.name, variant.name, reason)
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(ROUND_SECONDS / fastest)))
     for k in range(options.rounds):
-        first = k % len(runners)  # drift hits all alike, and none always comes after the same one
+        first = k % len(runners)  # drift affects all alike, and none always follows the same one
         for runner in runners[first:] + runners[:first]:
             runner.seconds.append(runner.run(steps))
     rows = [row_of(runner, runners, network, steps, options) for runner in runners]
@@ -243,7 +243,7 @@ def wanted(only: str, device: torch.device) -> list[Network]:
 def main() -> None:
     parser = devices.parser_of(__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help=", ".join(n.name for n in NETWORKS))
-    parser.add_argument("--rounds", type=int, default=15, help="how often each variant has its turn")
+    parser.add_argument("--rounds", type=int, default=15, help="number of turns of each variant")
     parser.add_argument("--compile", action="store_true", help="the network under torch.compile")
     parser.add_argument("--channels-last", action="store_true", help="network and images in that memory format")
     options = parser.parse_args()
@@ -252,7 +252,7 @@ def main() -> None:
     device = devices.pick(options.device)
     networks = wanted(options.only, device)
     if options.compile:
-        torch._dynamo.config.recompile_limit = 64  # each variant compiles the same code for a network of its own
+        torch._dynamo.config.recompile_limit = 64  # each variant compiles the same code for its own network
     results = Results[RunRow](options.out)
     console.print(f"run {results.run_id}, {devices.name_of(device)}, rows appended to {options.out}")
     for network in networks:

@@ -1,4 +1,4 @@
-"""What is coded: the shared tensors of `.sws` files, and synthetic ones of any size."""
+"""The input of the codecs: the shared tensors of `.sws` files, and synthetic ones of any size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VGG16 = [
 
 @dataclass(frozen=True)
 class Case:
-    """A name, and a function that makes the weights: large ones are made one case at a time."""
+    """A name and a function that makes the weights, so that only one large case exists at a time."""
 
     name: str
     n_weights: int
@@ -68,10 +68,10 @@ def _codebook() -> torch.Tensor:
 def _indices(
     rng: np.random.Generator, rows: int, cols: int, density: float, structured: bool
 ) -> npt.NDArray[np.uint8]:  # (rows * cols,)
-    """Non-zeros drawn independently, each of a value whose probability falls by 1/e in 4 values.
+    """Draw non-zeros independently, with a value whose probability falls by 1/e in 4 values.
 
-    i.i.d.: all with the probability `density`. Structured: with density * row factor * column factor, both log-normal
-    with mean 1, and at most 1; clipping makes the whole a little sparser.
+    If i.i.d., all have the probability `density`. If structured, it is density * row factor * column factor, at most 1.
+    Both factors are log-normal with mean 1. Clipping makes the tensor a little sparser.
     """
     of_row, of_col = np.ones(rows, np.float32), np.ones(cols, np.float32)
     if structured:

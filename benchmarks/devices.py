@@ -1,4 +1,4 @@
-"""The device that is measured: which, its memory and its clock."""
+"""The device that is measured: its name, its memory and its clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def threads_of(device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """None where it cannot be told."""
+    """Free memory of the device; None if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -61,7 +61,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def release(device: torch.device) -> None:
-    """Give back what the allocator holds on to, so that the next method finds an empty device."""
+    """Return what the allocator holds, so that the next method finds an empty device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -74,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes of tensors now; from here on the peak is counted anew."""
+    """Bytes of tensors now. This also resets the peak."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -83,7 +83,7 @@ def allocated(device: torch.device) -> int:
 
 
 def peak_mib(device: torch.device, before: int) -> float | None:
-    """Of tensors since `allocated`, above what was there then; None on a CPU, whose tensors nobody counts."""
+    """The peak of tensors since `allocated`, above what was there then; None on a CPU, which does not count them."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -91,10 +91,10 @@ def peak_mib(device: torch.device, before: int) -> float | None:
 
 
 def clock(run: Run, device: torch.device, budget: Budget, queued: bool = False) -> Timing:
-    """CPU: wall time. GPU: time on the device between two events, with nothing of the last run left in its cache.
+    """Wall time on a CPU. On a GPU, the time between two events, with nothing of the last run left in its cache.
 
-    The GPU is idle when a run is launched, so that launching counts where it takes longer than the kernels; or, with
-    `queued`, still busy with clearing its cache, so that one launch (of a graph) does not count.
+    A GPU is idle when a run is launched, so launching counts if it takes longer than the kernels. With `queued`, the
+    GPU is still busy with clearing its cache, so one launch (of a graph) does not count.
     """
     if device.type == "cpu":
         return timed(run, budget)[1]

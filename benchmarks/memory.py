@@ -1,8 +1,8 @@
-"""How much memory coding takes beside its input, measured in a process of its own.
+"""Measure the memory that coding takes beside its input, in its own process.
 
 `memory.py encode|decode FILE CODEC THREADS` loads the input, codes a little so that everything is compiled, and reports
-the rise of its own peak resident memory (Linux: VmHWM) in MiB. Not `ru_maxrss`, which a process inherits from the one
-that starts it.
+the rise of its own peak resident memory (Linux: VmHWM) in MiB. It does not use `ru_maxrss`, which a process inherits
+from the one that starts it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from softshare.config import EncodeConfig
 from softshare.config.stages import Codec
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
-WARM_UP = [(1100, 1000), (100, 100)]  # weights, for the models of large and of small tensors
+WARM_UP = [(1100, 1000), (100, 100)]  # shapes for the models of large and of small tensors
 
 
 def peaks(
     weights: QuantizedWeights, data: bytes, config: EncodeConfig, threads: int
 ) -> tuple[float | None, float | None]:
-    """MiB of encoding, bytes included, and of decoding, indices included; None where it cannot be measured."""
+    """MiB of encoding, with the bytes, and of decoding, with the indices; None if it cannot be measured."""
     if not Path("/proc/self/status").exists():
         return None, None
     with tempfile.TemporaryDirectory() as folder:

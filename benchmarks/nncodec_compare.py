@@ -1,8 +1,8 @@
-"""NNCodec beside softshare: bytes at an equal test error, on the zoo's networks.
+"""Compare NNCodec with softshare: bytes at an equal test error, on the zoo's networks.
 
-(a) the float network that ours was made from, coded by NNCodec alone, without training, as NNCodec is mostly used;
-(b) the quantized network of our file, so that only the coding differs.
-Of many settings, the smallest bitstream counts whose test error is not above that of our file.
+NNCodec codes (a) the float network that ours was made from, without training, as NNCodec is mostly used; and (b) the
+quantized network of our file, so that only the coding differs. Of many settings, the smallest bitstream with a test
+error not above that of our file counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 INSTALL = "python -m venv ENV && ENV/bin/pip install --no-deps numpy==1.26.4 nncodec==2.1.3"
 
-CODEBOOK_BYTES = 2  # per value: the integers alone do not make a network; float16, as in our file
+CODEBOOK_BYTES = 2  # per value, as float16 like our file: the integers alone do not make a network
 # A step is about 2 ** (qp / 4): 1/64 to 1/3 for the float network, 1/256 to 1/8 for the values of our codebook.
 FLOAT_QPS, FLOAT_NONWEIGHT_QPS, FLOAT_SPARSITIES = range(-24, -5), (-24, -16), (0.0, 0.5, 0.7, 0.8, 0.9)
 CODEBOOK_QPS, DEPENDENT_QPS = range(-32, -11, 2), range(-32, -11, 4)
@@ -76,7 +76,7 @@ def _uniform(qp: int, nonweight_qp: int, **others: Any) -> dict[str, Any]:
 
 
 def compare(path: Path, python: str, quick: bool) -> tuple[list[Row], list[str]]:
-    """Rows for one file, and messages on what was left out."""
+    """Rows for one file, and messages about what was left out."""
     quantized = decode(path.read_bytes())
     task = _task(quantized)
     if task is None:
@@ -119,7 +119,7 @@ def compare(path: Path, python: str, quick: bool) -> tuple[list[Row], list[str]]
 def _best(
     python: str, arrays: dict[str, Array], kind: list[Job], quantized: QuantizedWeights, task: Task, ours: float
 ) -> tuple[Job, float, str]:
-    """The smallest bitstream whose error is not above ours; if there is none, the one with the least error."""
+    """The smallest bitstream with an error not above ours; if none has, the one with the least error."""
 
     def model(k: int) -> nn.Module:
         decoded = dict(np.load(Path(folder) / f"{k}.npz"))
@@ -142,7 +142,7 @@ def _best(
 
 @torch.no_grad()
 def _rate(model: nn.Module, test: Split, limit: float) -> float:
-    """Error in percent; of the images up to there, where it is clear that the limit will be exceeded."""
+    """Error in percent. It stops early, with the error so far, once the limit must be exceeded."""
     wrong = 0
     for seen in range(STEP, len(test) + 1, STEP):
         batch = test[torch.arange(seen - STEP, seen)]
@@ -195,13 +195,13 @@ def _error(task: Task, state: dict[str, torch.Tensor]) -> float:
 
 
 def _ranks(t: QuantizedTensor) -> npt.NDArray[np.int32]:
-    """Of each index, the rank of its value counted from zero's: negative for negative values."""
+    """The rank of each index's value, counted from zero: negative for negative values."""
     rank = np.argsort(np.argsort(t.codebook.numpy()))
     return np.asarray(rank - rank[0], np.int32)
 
 
 def _signed_ranks(t: QuantizedTensor) -> Array:
-    """NNCodec codes integers without loss, small magnitudes best."""
+    """The weights as ranks: NNCodec codes integers without loss, and small magnitudes best."""
     ranks: Array = _ranks(t)[t.indices.numpy()].reshape(t.shape)
     return ranks
 

@@ -1,12 +1,12 @@
-"""NNCodec (ISO/IEC 15938-17) on arrays, for bench_codec.py; runs in an environment of its own, without softshare.
+"""Run NNCodec (ISO/IEC 15938-17) on arrays for bench_codec.py, in its own environment, without softshare.
 
     python -m venv nncodec-env
     nncodec-env/bin/pip install --no-deps numpy==1.26.4 nncodec==2.1.3    # compiles C++
 
-One argument: a JSON file `{"arrays": FILE.npz, "jobs": [{"settings": {...}, "sparsity": 0.5}, ...], "repeats": 3,
+The argument is a JSON file `{"arrays": FILE.npz, "jobs": [{"settings": {...}, "sparsity": 0.5}, ...], "repeats": 3,
 "out": FOLDER}`. `settings` are arguments of `nncodec.nnc.compress`; `sparsity`, if given, first zeroes weights by
-NNCodec's own rule until that share of the network is zero. Into the folder: `rows.json`, one row per job with
-`n_bytes`, `encode_s` and `decode_s` (a list of `repeats` each), and per job `K.npz`, what the bitstream decodes to.
+NNCodec's own rule until that share of the network is zero. The folder gets `rows.json`, with a row per job (`n_bytes`,
+and lists of `repeats` values, `encode_s` and `decode_s`), and for each job `K.npz`, what the bitstream decodes to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def import_nnc() -> Any:
 
 
 def sparsified(arrays: Arrays, sparsity: float, qp: int, qp_density: int) -> Arrays:
-    """As `nncodec.nn.encode(args={"sparsity": ...})` does it; its file is read by path, for the same reason."""
+    """Zero weights as `nncodec.nn.encode(args={"sparsity": ...})` does. Its file is read by path, as above."""
     path = (
         Path(importlib.import_module("nncodec").__path__[0])
         / "framework"

@@ -1,4 +1,4 @@
-"""One CSV row per measurement. Rows are only ever appended; every run has an id of its own.
+"""Record measurements, one CSV row each. Rows are only ever appended, and every run has its own id.
 
 `record.py --merge FILE` appends the rows of another file of the same columns, measured on another machine.
 """
@@ -48,7 +48,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Budget:
-    """How often to measure: `least` to `most` times within the seconds, but once only where one run takes longer."""
+    """How often to measure: `least` to `most` times within the seconds, but only once if one run takes longer."""
 
     seconds: float = 1.5
     least: int = 3
@@ -63,7 +63,7 @@ def timed(function: Callable[[], Out], budget: Budget) -> tuple[Out, Timing]:
         seconds[0] < budget.seconds
         and (len(seconds) < budget.least or (sum(seconds) < budget.seconds and len(seconds) < budget.most))
     ):
-        out.clear()  # the last result must not add to the memory of the next run
+        out.clear()  # the previous result must not add to the memory of the next run
         start = time.perf_counter()
         out.append(function())
         seconds.append(time.perf_counter() - start)
@@ -72,7 +72,7 @@ def timed(function: Callable[[], Out], budget: Budget) -> tuple[Out, Timing]:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement of a codec; README.md explains the columns. What was not measured is None: an empty cell."""
+    """One measurement of a codec; README.md explains the columns. None was not measured and is an empty cell."""
 
     benchmark: str
     case: str
@@ -102,7 +102,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One measurement of the prior or of a training step, likewise."""
+    """One measurement of the prior, of a training step or of a command."""
 
     benchmark: str
     case: str
@@ -157,7 +157,7 @@ class Results(Generic[AnyRow]):
 
 
 def merge(source: Path, target: Path) -> int:
-    """Append the rows of `source` to `target`, once; returns how many."""
+    """Append the rows of `source` to `target`, once. Returns their number."""
     _check_columns(target)
     new, old = _read(source), _read(target) if target.exists() else []
     both = {row["run_id"] for row in new} & {row["run_id"] for row in old}
@@ -176,12 +176,12 @@ def _check_columns(path: Path) -> None:
         with path.open(newline="") as file:
             header = next(csv.reader(file))
         if header != COLUMNS:
-            raise SystemExit(f"{path}: its columns are not those of this version; give another file with --out")
+            raise SystemExit(f"{path}: its columns differ from those of this version; give another file with --out")
 
 
 def _read(path: Path) -> list[dict[str, str]]:
     if not path.exists():
-        raise SystemExit(f"{path}: there is no such file")
+        raise SystemExit(f"{path}: expected a CSV file of rows, found none")
     _check_columns(path)
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -19,12 +19,12 @@ from softshare.quantization.quantized import QuantizedWeights
 Array = npt.NDArray[Any]
 MODEL_BYTES = 4  # per used symbol of a tensor: what a static model is charged for its frequencies
 SAMPLE = 1_000_000  # indices on which the packing is chosen and the time projected
-LIMIT_S = 60.0  # what would take longer is left out
+LIMIT_S = 60.0  # a method that would take longer is left out
 _CHUNK = 1 << 20  # indices packed at a time, a multiple of 8
 
 
 class SkippedError(Exception):
-    """Why a method is left out."""
+    """The reason why a method is left out."""
 
 
 def optional(package: str) -> Any:
@@ -50,7 +50,7 @@ class Rival:
 
 
 def static_range(weights: QuantizedWeights) -> Rival:
-    """The frequencies of each tensor's indices as the model of one range coder over all tensors."""
+    """One range coder over all tensors. Its model is the frequencies of each tensor's indices."""
     stream = optional("constriction").stream
 
     def model(counts: Array) -> Any:
@@ -101,7 +101,7 @@ def compressors() -> dict[str, Callable[[], tuple[Callable[[bytes], bytes], Call
 
 
 def general(name: str, weights: QuantizedWeights) -> Rival:
-    """A compressor on all indices in order, whole bytes or as few bits as they fit in, whichever it makes smaller."""
+    """A compressor on all indices in order, as whole bytes or as few bits as possible, whichever it makes smaller."""
     compress, decompress = compressors()[name]()
     n_values = max(len(t.codebook) for t in weights.shared)
     bits = max(1, math.ceil(math.log2(n_values)))
@@ -130,7 +130,7 @@ def _first(weights: QuantizedWeights, n: int) -> Array:
 
 
 def pack(indices: Array, bits: int) -> bytes:
-    """The low bits of each index, the highest first; whole bytes where a multiple of 8 is asked for."""
+    """The low bits of each index, the highest first."""
     if bits == 8:
         return indices.astype(np.uint8).tobytes()
     out = []

@@ -1,4 +1,4 @@
-"""Does retraining with the table, or on a sample of the weights, give the same files? One row for each seed and way.
+"""Does retraining with the table, or on a sample of the weights, give the same files? Writes a row per seed and way.
 
     python benchmarks/table_files.py --seeds 0-19 --ways 'exact;table'        # 20 networks, a GPU: about 3 minutes
 

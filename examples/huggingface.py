@@ -1,7 +1,7 @@
-"""A Hugging Face model: a small BERT that says which words of a sentence are persons, places and dates.
+"""A Hugging Face model: a small BERT that finds the persons, places and dates in a sentence.
 
-Nothing is downloaded: the model is made from a config and trained here, on sentences made on first use, in a text file
-of lines 'word/TAG word/TAG ...'. Needs transformers: pip install 'softshare[huggingface]'.
+Nothing is downloaded. The model is made from a config and trained here, on sentences in a text file of lines
+'word/TAG word/TAG ...' that is written on first use. This needs transformers: pip install 'softshare[huggingface]'.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batch = dict[str, Tensor]  # what the model takes by name
 
 
 def make_task(n: int = 3_000, epochs: int = 10) -> ss.Task:
-    """The task; `n` sentences are made where there is no file yet. 70% of them train, 15% validate, 15% test."""
+    """The task; `n` sentences are written if there is no file yet. 70% of them train, 15% validate, 15% test."""
     if not CORPUS.exists():
         write_corpus(CORPUS, n)
     sentences = [[word.rsplit("/", 1) for word in line.split()] for line in CORPUS.read_text().splitlines()]
@@ -63,22 +63,22 @@ def make_task(n: int = 3_000, epochs: int = 10) -> ss.Task:
         model=model,
         train=train,
         loss=loss,
-        evaluate=lambda model: error(model, validation),  # read in training
-        test=lambda model: error(model, test),  # read once, for the result
-        n_examples=sum(len(labels) for _, labels in examples[:first]),  # words: the loss is a mean over these
+        evaluate=lambda model: error(model, validation),  # used during training
+        test=lambda model: error(model, test),  # used once, for the result
+        n_examples=sum(len(labels) for _, labels in examples[:first]),  # words, because the loss is a mean over them
         dataset=CORPUS.stem,
         outputs=lambda model, batch: model(**batch).logits.flatten(0, 1),
     )
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the words of the batch, as the model itself computes it where it is given labels."""
+    """The mean loss over the words of the batch. The model computes it, because the batch has labels."""
     value: Tensor = model(**batch).loss
     return value
 
 
 def error(model: nn.Module, batch: Batch) -> float:
-    """Of the words, in percent."""
+    """The share of wrong words, in percent."""
     labels = batch["labels"]
     wrong = (model(**batch).logits.argmax(-1) != labels)[labels != NO_LABEL]
     return 100 * int(wrong.sum()) / len(wrong)
@@ -104,7 +104,7 @@ def train_(model: nn.Module, train: DataLoader[Any], epochs: int) -> None:
             optimizer.step()
 
 
-# One word may be many things: June a person or a month, Jordan a person or a country.
+# A word may have several meanings: June is a person or a month, and Jordan a person or a country.
 AMBIGUOUS = {
     "PERSON": ["April", "May", "June", "August", "Jordan", "Chelsea", "Sydney", "Florence"],
     "PLACE": ["Jordan", "Chelsea", "Sydney", "Florence"],
@@ -130,7 +130,7 @@ SENTENCES = [
 
 
 def write_corpus(path: Path, n: int) -> None:
-    """Made-up names in a few kinds of sentences, where it takes the other words, or the name itself, to tell."""
+    """Write sentences of a few kinds with made-up names. The other words, or the name itself, give the tag away."""
     rng = random.Random(1)
     names = {
         "PERSON": _names(rng, ["a", "o", "ek", "in"]),

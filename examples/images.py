@@ -1,7 +1,7 @@
-"""A folder of PNG files for each class, by a small convolutional network with batch norm: which shape is it?
+"""Classify PNG files, one folder per class, with a small convolutional network with batch norm: which shape is it?
 
-The images are drawn on first use. To take your own, point FOLDER to a folder that holds one folder of images for each
-class; they are brought to SIZE by SIZE pixels. Needs pillow, which comes with matplotlib.
+The images are drawn on first use. To use your own, point FOLDER to a folder that holds one folder of images per class.
+They are resized to SIZE by SIZE pixels. This example needs pillow, which comes with matplotlib.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = tuple[Tensor, Tensor]  # (batch, 1, SIZE, SIZE), (batch,)
 
 
 def make_task(n: int = 4_000, epochs: int = 12) -> ss.Task:
-    """The task; `n` images are drawn where there are none yet. 70% of them train, 15% validate, 15% test."""
+    """The task; `n` images are drawn if there are none yet. 70% of them train, 15% validate, 15% test."""
     if not FOLDER.exists():
         draw_folder(FOLDER, n)
     x, y, classes = read_folder(FOLDER)
@@ -34,15 +34,15 @@ def make_task(n: int = 4_000, epochs: int = 12) -> ss.Task:
 
     torch.manual_seed(0)
     model = make_model(len(classes))
-    # Images that do not fit into memory: a Dataset that opens one file at a time, and workers in the DataLoader.
+    # If the images do not fit into memory, use a Dataset that opens one file at a time, and workers in the DataLoader.
     train = DataLoader(TensorDataset(x[:first], y[:first]), batch_size=64, shuffle=True)
     train_(model, train, epochs)  # or load the weights of your trained network
     return ss.Task(
         model=model,
         train=train,
         loss=loss,
-        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # read in training
-        test=lambda model: error(model, x[second:], y[second:]),  # read once, for the result
+        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # used during training
+        test=lambda model: error(model, x[second:], y[second:]),  # used once, for the result
         n_examples=first,
         dataset=FOLDER.name,
     )
@@ -59,12 +59,12 @@ def make_model(n_classes: int) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the batch."""
+    """The mean loss over the batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def error(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """In percent."""
+    """The error in percent."""
     return 100 * int((model(x).argmax(1) != y).sum()) / len(y)
 
 
@@ -79,7 +79,7 @@ def train_(model: nn.Module, train: DataLoader[tuple[Tensor, ...]], epochs: int)
 
 
 def read_folder(folder: Path) -> tuple[Tensor, Tensor, list[str]]:
-    """Images from -1 to 1 and labels, in an order drawn by a fixed seed, and the classes by label."""
+    """Images from -1 to 1 and their labels, shuffled with a fixed seed, and the name of each label's class."""
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files = [(path, label) for label, name in enumerate(classes) for path in sorted((folder / name).glob("*.png"))]
     random.Random(0).shuffle(files)
@@ -89,7 +89,7 @@ def read_folder(folder: Path) -> tuple[Tensor, Tensor, list[str]]:
 
 
 def draw_folder(folder: Path, n: int) -> None:
-    """Bright shapes of any size, place and turn on a darker ground, with a line across and noise over all."""
+    """Draw bright shapes of any size, place and angle on a darker ground, with a line across and noise over all."""
     rng, noise, unfinished = random.Random(1), np.random.default_rng(1), folder.with_name(".unfinished")
     for k in range(n):
         name = list(SHAPES)[k % len(SHAPES)]

@@ -1,7 +1,7 @@
-"""A table with numbers, categories and gaps, by a multilayer perceptron: which parcels come late?
+"""Classify the rows of a table with numbers, categories and gaps, by a multilayer perceptron: which parcels are late?
 
-The table is a CSV file, made on first use. To take your own, point CSV and TARGET to it: a column is a number where
-every cell is one or empty, else a category.
+The table is a CSV file, written on first use. To use your own, point CSV and TARGET to it. A column is numeric if every
+cell is a number or empty; otherwise it is a category.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]  # (batch, inputs), (batch,)
 
 
 def make_task(n: int = 10_000, epochs: int = 15) -> ss.Task:
-    """The task; `n` rows are made where there is no file yet. 70% of them train, 15% validate, 15% test."""
+    """The task; `n` rows are written if there is no file yet. 70% of them train, 15% validate, 15% test."""
     if not CSV.exists():
         write_table(CSV, n)
     with CSV.open(newline="") as file:
@@ -46,20 +46,20 @@ def make_task(n: int = 10_000, epochs: int = 15) -> ss.Task:
         model=model,
         train=train,
         loss=loss,
-        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # read in training
-        test=lambda model: error(model, x[second:], y[second:]),  # read once, for the result
+        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # used during training
+        test=lambda model: error(model, x[second:], y[second:]),  # used once, for the result
         n_examples=first,
         dataset=CSV.stem,
     )
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the batch."""
+    """The mean loss over the batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def error(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """In percent."""
+    """The error in percent."""
     return 100 * int((model(x).argmax(1) != y).sum()) / len(y)
 
 
@@ -90,7 +90,7 @@ class Column:
         cell = row[self.name]
         if self.categories:
             return [float(cell == category) for category in self.categories]
-        return [(float(cell) - self.mean) / self.std, 0.0] if cell else [0.0, 1.0]  # the second: it is missing
+        return [(float(cell) - self.mean) / self.std, 0.0] if cell else [0.0, 1.0]  # the second says that it is missing
 
 
 def read_columns(rows: list[dict[str, str]]) -> list[Column]:
@@ -98,7 +98,7 @@ def read_columns(rows: list[dict[str, str]]) -> list[Column]:
 
 
 def write_table(path: Path, n: int) -> None:
-    """Made-up parcels: late if the way, the handling and some luck take longer than was promised."""
+    """Write made-up parcels. One is late if the way, the handling and some luck take longer than promised."""
     rng = random.Random(1)
     speeds = {"bike": 14.0, "van": 38.0, "truck": 55.0}
     delays = {"dry": 1.0, "rain": 1.2, "snow": 1.7}
@@ -111,7 +111,7 @@ def write_table(path: Path, n: int) -> None:
         rush = 1.6 if hour in (7, 8, 16, 17, 18) and weekday not in ("Sat", "Sun") and vehicle != "bike" else 1.0
         slow = 1.5 if vehicle == "bike" and weight > 8 else 1.0  # more than one can carry
         hours = distance / speeds[vehicle] * delays[weather] * rush * slow + 0.05 * min(weight, 12)
-        hours += 0.5 if weekday == "Mon" else 0.0  # what the weekend has left
+        hours += 0.5 if weekday == "Mon" else 0.0  # the backlog of the weekend
         promised = round(hours * rng.uniform(0.3, 1.9), 1)
         late = hours * rng.lognormvariate(0, 0.05) > promised
         weighed = "" if rng.random() < 0.05 else f"{weight:.2f}"

@@ -1,6 +1,6 @@
-"""Sentences of any length, by an embedding and an LSTM: is the review good or bad?
+"""Classify sentences of any length with an embedding and an LSTM: is the review good or bad?
 
-The corpus is a text file of lines 'label, tab, words', made on first use. To take your own, point CORPUS to it.
+The corpus is a text file of lines 'label, tab, words', written on first use. To use your own, point CORPUS to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Batch = tuple[Tensor, Tensor]  # (batch, longest), (batch,)
 
 
 class Reader(nn.Module):
-    """Reads the words from left to right; what it says is its state after the last one."""
+    """Reads the words from left to right and classifies by its state after the last one."""
 
     def __init__(self, n_words: int, n_classes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Reader(nn.Module):
 
 
 def make_task(n: int = 8_000, epochs: int = 10) -> ss.Task:
-    """The task; `n` reviews are made where there is no file yet. 70% of them train, 15% validate, 15% test."""
+    """The task; `n` reviews are written if there is no file yet. 70% of them train, 15% validate, 15% test."""
     if not CORPUS.exists():
         write_corpus(CORPUS, n)
     lines = [line.split("\t") for line in CORPUS.read_text().splitlines()]
@@ -60,20 +60,20 @@ def make_task(n: int = 8_000, epochs: int = 10) -> ss.Task:
         model=model,
         train=train,
         loss=loss,
-        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # read in training
-        test=lambda model: error(model, x[second:], y[second:]),  # read once, for the result
+        evaluate=lambda model: error(model, x[first:second], y[first:second]),  # used during training
+        test=lambda model: error(model, x[second:], y[second:]),  # used once, for the result
         n_examples=first,
         dataset=CORPUS.stem,
     )
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the batch."""
+    """The mean loss over the batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def error(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """In percent."""
+    """The error in percent."""
     return 100 * int((model(x).argmax(1) != y).sum()) / len(y)
 
 
@@ -94,7 +94,7 @@ DEGREES = {"": 2, "quite": 1, "really": 3}
 
 
 def write_corpus(path: Path, n: int) -> None:
-    """Made-up reviews. Order matters: 'not' turns a word round, and what follows 'but' counts twice."""
+    """Write made-up reviews. Order matters: 'not' negates a word, and words after 'but' count twice."""
     rng = random.Random(1)
     lines: list[str] = []
     while len(lines) < n:
@@ -106,7 +106,7 @@ def write_corpus(path: Path, n: int) -> None:
             was = ["was", "not"] if negated else ["was"]
             words += [link, "the", rng.choice(THINGS), *was, degree, rng.choice(GOOD if good else BAD)]
         if score:
-            seen_so = score + rng.gauss(0, 0.6) > 0  # readers do not agree on the close ones
+            seen_so = score + rng.gauss(0, 0.6) > 0  # readers disagree on close ones
             lines.append(f"{'good' if seen_so else 'bad'}\t{' '.join(word for word in words if word)}\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines))

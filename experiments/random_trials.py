@@ -1,8 +1,8 @@
-"""Settings drawn at random from the ranges that a search would take (docs/tuning.md): how many runs fail?
+"""Draw settings at random from the ranges of a search (docs/tuning.md): how many runs fail?
 
-LeNet-300-100 is pre-trained once, and each trial compresses it with settings of its own, drawn from the seed and the
-trial's number. A trial has failed if it diverges, if no weight is left, or if the file's network has a validation error
-above `--limit`. Rows go to a table and, with `--out`, to a CSV file, which is written after each trial.
+LeNet-300-100 is pre-trained once. Each trial compresses it with its own settings, drawn from the seed and the trial's
+number. A trial fails if it diverges, if no weight is left, or if the file's network has a validation error above
+`--limit`. Rows go to a table and, with `--out`, to a CSV file, which is written after each trial.
 
     PYTHONPATH=src python3 experiments/random_trials.py --out docs/tuning/random-trials.csv
 """
@@ -40,7 +40,7 @@ NAME = "lenet-300-100"
 class Row:
     trial: int
     failed: bool
-    validation_error: float  # percent; NaN: diverged
+    validation_error: float  # percent; NaN if it diverged
     file_bytes: int
     nonzero: int
     seconds: float
@@ -67,8 +67,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=5.0, help="percent of validation error")
-    parser.add_argument("--pretrain-epochs", type=int, help="by default the experiment's own")
-    parser.add_argument("--most-epochs", type=int, help="no trial has more; for a try")
+    parser.add_argument("--pretrain-epochs", type=int, help="default: those of the experiment")
+    parser.add_argument("--most-epochs", type=int, help="most epochs of a trial, for a short test")
     parser.add_argument("--processes", type=int, default=2, help="trials at a time, one thread each")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     return parser.parse_args()
@@ -87,7 +87,7 @@ def between(range: Range, share: float) -> float:
 
 
 def run_all(options: argparse.Namespace) -> Iterator[Row]:
-    """As they end."""
+    """The row of each trial, in the order in which they end."""
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder) / "pretrained.safetensors"
         task, schedule = make_task(NAME), get_experiment(NAME).pretrain

@@ -1,8 +1,8 @@
-"""Whole units under a prior of their own: how many are left, what that costs, and how much faster the rest runs.
+"""A prior on whole units: how many are left, what that costs, and how much faster the smaller network runs.
 
 LeNet-300-100 and LeNet-5-Caffe are pre-trained, then compressed without the units' prior (tau 0) and with it, at each
-`--tau`. The network of each file is shrunk to the units that are left; at the end all of them and the original, dense,
-are timed on the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
+`--tau`. The network of each file is shrunk to the units that are left. At the end, all of these dense networks and the
+original are timed on the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
 
     PYTHONPATH=src python3 experiments/structured.py --device cuda --out runs/structured.csv
 """
@@ -36,19 +36,19 @@ from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")
 TAUS = (0.0, 0.02, 0.05, 0.1, 0.2)
-HARD_FROM = 0.5  # of the run: without a hard phase, quantizing costs a short run its accuracy
+HARD_FROM = 0.5  # share of the run: without a hard phase, a short run loses its accuracy in quantizing
 BATCHES = (1, 256)
-TIMED_SECONDS, TIMED_MOST = 0.6, 500  # of each network at each size of batch; runs
+TIMED_SECONDS, TIMED_MOST = 0.6, 500  # of each network at each batch size; runs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One compressed network. Speed-ups are of its shrunk, dense network over the original, on the CPU."""
+    """One compressed network. Speed-ups compare its shrunk, dense network with the original, on the CPU."""
 
     experiment: str
     seed: int
     tau: float  # of the units' prior; 0: without it
-    units: str  # left in each layer, the last one's included
+    units: str  # left in each layer, the last layer included
     units_before: str
     weights: int  # of the shrunk network
     weights_before: int
@@ -59,7 +59,7 @@ class Row:
     seconds: float  # of retraining
     device: str  # of training
     threads: int = 0  # of timing
-    microseconds_1: float = math.nan  # of the shrunk network at a batch of 1, median
+    microseconds_1: float = math.nan  # median of the shrunk network, at a batch of 1
     microseconds_256: float = math.nan
     speedup_1: float = math.nan
     speedup_256: float = math.nan
@@ -85,16 +85,18 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", nargs="*", default=NAMES, help=f"by default {' and '.join(NAMES)}")
+    parser.add_argument("experiment", nargs="*", default=NAMES, help=f"default: {' and '.join(NAMES)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--epochs", type=int, default=30, help="of compression")
-    parser.add_argument("--pretrain-epochs", type=int, help="by default the experiment's own")
+    parser.add_argument("--pretrain-epochs", type=int, help="default: those of the experiment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tau", type=float, nargs="+", default=TAUS, help="of the units' prior; 0: without it")
-    parser.add_argument("--prior-tau", type=float, help="of the weights' prior; by default the experiment's own")
+    parser.add_argument("--prior-tau", type=float, help="of the weights' prior; default: that of the experiment")
     parser.add_argument("--narrow", type=float, default=UnitPriorConfig.narrow)
     parser.add_argument("--broad", type=float, default=UnitPriorConfig.broad)
-    parser.add_argument("--incoming-only", action="store_true", help="a unit's outgoing weights are not its own")
+    parser.add_argument(
+        "--incoming-only", action="store_true", help="a unit has only its incoming weights, not the outgoing ones"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the CPU, for timing")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     return parser.parse_args()
@@ -109,7 +111,7 @@ def pretrained(name: str, options: argparse.Namespace) -> Task:
 
 
 def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Module]:
-    """Compress, shrink the network that the file decodes to, and measure all but the speed."""
+    """Compress, shrink the decoded network, and measure everything except the speed."""
     units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
     config = configured(get_experiment(task.name).compress, options)
     compressed = compress(with_unit_prior(task, units) if tau else task, config)
@@ -168,7 +170,7 @@ def timed(
 
 
 def medians(networks: Sequence[nn.Module], batch: Tensor) -> list[float]:  # seconds
-    """Of many runs in turns, so that whatever else the machine does meets all networks alike."""
+    """The median of many runs in turns, so that other load on the machine affects all networks alike."""
     taken: list[list[float]] = [[] for _ in networks]
     for network in networks:
         clocked(network, batch)

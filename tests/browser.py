@@ -26,7 +26,7 @@ class Browser:
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write, self._buffer, self._sent = read, write, b"", 0
         self._session: str | None = None
-        self.problems: list[str] = []  # errors and warnings in the console, and what could not be loaded
+        self.problems: list[str] = []  # errors and warnings in the console, and failed loads
         self.requests: list[str] = []  # addresses asked for
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -51,7 +51,7 @@ class Browser:
         while b"\0" not in self._buffer:
             part = os.read(self._read, 1 << 16)
             if not part:
-                raise RuntimeError("the browser has gone")
+                raise RuntimeError("the browser has ended")
             self._buffer += part
         message, self._buffer = self._buffer.split(b"\0", 1)
         return dict(json.loads(message))
@@ -86,11 +86,11 @@ class Browser:
         end = time.monotonic() + SECONDS
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError("the page did not come to the state that was waited for")
+                raise TimeoutError(f"the page did not reach the expected state within {SECONDS} seconds")
             time.sleep(0.05)
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the element is."""
+        """Click with the mouse in the middle of the element."""
         x, y = self.place(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -100,7 +100,7 @@ class Browser:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def tap(self, selector: str) -> None:
-        """With a finger."""
+        """Tap with a finger."""
         x, y = self.place(selector)
         self.send("Emulation.setTouchEmulationEnabled", enabled=True)
         self.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
@@ -133,7 +133,7 @@ class Browser:
 
 
 def _pipe() -> tuple[int, int]:
-    """With numbers well above 3 and 4, which the browser takes its own for."""
+    """A pipe with file numbers well above 3 and 4, which the browser uses itself."""
     ends = os.pipe()
     high = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 20), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 20)
     for end in ends:
@@ -143,7 +143,7 @@ def _pipe() -> tuple[int, int]:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Its profile is a folder of its own, and it is gone afterwards."""
+    """Run a browser with its own profile folder, and end it afterwards."""
     child_read, write = _pipe()
     read, child_write = _pipe()
     options = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe"
@@ -160,7 +160,7 @@ def browser() -> Iterator[Browser]:
         try:
             yield Browser(read, write)
         finally:
-            os.close(write)  # it ends by itself once nobody can speak to it
+            os.close(write)  # the browser ends by itself when its pipe closes
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:

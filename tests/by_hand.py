@@ -1,7 +1,7 @@
 """`.sws` files by hand, from docs/format.md alone.
 
-Nothing of the package is used here, so that the two can be compared. Every function gives bytes, right or wrong
-as it is told; `seal` appends the checksum that fits them.
+This uses nothing of the package, so that tests can compare the two. Every function returns bytes, right or wrong as its
+arguments say. `seal` appends the checksum that fits them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def head(flags: int = NAMES, version: int = 1, magic: bytes = MAGIC) -> bytes:
 
 
 def book(*values: float, dtype: int = F16) -> bytes:
-    """3.2: a codebook, of its values other than zero. A bfloat16 is cut out of a float32."""
+    """3.2: a codebook, from its values other than zero. A bfloat16 is the upper half of a float32."""
     if dtype == BF16:
         stored = b"".join(struct.pack("<f", value)[2:] for value in values)
     else:
@@ -63,17 +63,17 @@ def rest(dtype: int, stored: int | None = None, planes: bool = False) -> bytes:
 
 
 def entry(n_bytes: int, kind: bytes | None = None, named: bytes = b"", shape: bytes = b"") -> bytes:
-    """4: without a kind, a plain one."""
+    """4: an entry. Without a kind it is a plain one."""
     return varint(2 * n_bytes + (kind is None)) + (kind or b"") + named + shape
 
 
 def listed(items: Sequence[bytes]) -> bytes:
-    """Their number, then the items."""
+    """The number of items, then the items."""
     return varint(len(items)) + b"".join(items)
 
 
 def seal(body: bytes) -> bytes:
-    """3.4: the checksum after all else."""
+    """3.4: the checksum comes last."""
     return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -90,7 +90,7 @@ def sws(
 
 
 def bits(digits: str) -> bytes:
-    """Digits 0 and 1, with zeros up to a whole byte; spaces are only to read them."""
+    """Digits 0 and 1, filled up with zeros to a whole byte. Spaces are ignored."""
     digits = digits.replace(" ", "")
     n = -(-len(digits) // 8)
     return int(digits.ljust(8 * n, "0") or "0", 2).to_bytes(n, "big")

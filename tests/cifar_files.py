@@ -1,4 +1,4 @@
-"""CIFAR-10's files in small, written without the package's own code."""
+"""Small files in the layout of CIFAR-10, written without the package's own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bytes = NDArray[np.uint8]
 
 
 def batches(seed: int = 0) -> list[tuple[Bytes, Bytes]]:
-    """Six files' pixels (N, 3072) and labels (N,); every class is there."""
+    """The pixels (N, 3072) and labels (N,) of six files. Each file has every class."""
     random = np.random.default_rng(seed)
     return [
         (random.integers(0, 256, (N, 3072), dtype=np.uint8), random.permutation(np.arange(N) % 10).astype(np.uint8))

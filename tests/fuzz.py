@@ -1,9 +1,9 @@
 """A mutation fuzzer of the `.sws` reader: `make fuzz`, or a short run in the tests.
 
-Valid files are flipped, cut, extended and spliced, half of them with the checksum put right again so that what lies
-behind it is reached. Whatever comes in, a reader may do one of two things: raise `FormatError` with section and
-offset, or return what is consistent in itself and survives being written and read again. And with a wrong checksum
-only the first. Anything else (another exception, too much time or memory, a wrong success) is a failure.
+It flips, cuts, extends and splices valid files. Half of them get a new checksum, so that the reader gets past it. A
+reader may do one of two things: raise `FormatError` with section and offset, or return consistent weights that survive
+writing and reading again. With a wrong checksum it may only raise. Anything else is a failure: another exception, too
+much time or memory, a wrong success.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, 
 MAX_BYTES = 1 << 20  # of decoded tensors
 MAX_SECONDS = 5.0  # for one file; none needs a tenth of it
 MAX_GROWTH = 64 << 20  # bytes of memory over a run
-FAST_ABOVE = 20  # weights, in every other run: the fast model's own threshold is beyond MAX_BYTES
+FAST_ABOVE = 20  # weights, in every second run: the fast model's own threshold is beyond MAX_BYTES
 
 
 @dataclass(frozen=True, eq=False)
 class Seed:
-    """A valid file; `like` is the network for a file without names."""
+    """A valid file. `like` is the network for a file without names."""
 
     data: bytes
     config: EncodeConfig
@@ -70,7 +70,7 @@ class Report:
 
 
 class Net(nn.Module):
-    """Small, with everything a file can hold: dense, convolution, batch norm, tied tensors, several dtypes."""
+    """A small network with everything a file can hold: dense, convolution, batch norm, tied tensors, several dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Net(nn.Module):
 
 
 def seeds() -> list[Seed]:
-    """Valid files of both codecs, with and without names, sparse and dense, and one with nothing in it."""
+    """Valid files of both codecs, with and without names, sparse and dense, and an empty one."""
     out = [Seed(codec.encode(QuantizedWeights((), {}, {}), c), c) for c in (EncodeConfig(), EncodeConfig(codec="han"))]
     for k, density in enumerate((0.0, 0.1, 0.5, 1.0)):
         model = Net()
@@ -124,7 +124,7 @@ def _quantized(model: nn.Module, density: float, seed: int) -> QuantizedWeights:
 
 
 def mutate(data: bytes, others: list[Seed], in_place: bool, rng: np.random.Generator) -> bytes:
-    """One to four changes; in place, lengths stay, so that what lies behind the header is reached more often."""
+    """One to four changes. In place they keep the length, which more often gets past the header."""
     out = bytearray(data)
     for _ in range(rng.integers(1, 5)):
         at = int(rng.integers(0, len(out) + 1))
@@ -150,13 +150,13 @@ def mutate(data: bytes, others: list[Seed], in_place: bool, rng: np.random.Gener
 
 
 def check(data: bytes, seed: Seed, valid: set[bytes], repaired: bool, report: Report, path: Path | None = None) -> None:
-    """Read one file; whatever is not allowed goes into the report. With a path, also from the disk."""
+    """Read one file, and report what is not allowed. With a path, also read it from the disk."""
     start = time.perf_counter()
     try:
         problem = _read(data, seed, valid, repaired, report)
         if path is not None:
             _read_from_disk(data, seed, path)
-    except Exception as error:  # the very thing this looks for
+    except Exception as error:  # this is what the fuzzer looks for
         problem = f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
     report.n_files += 1
@@ -185,7 +185,7 @@ def _read(data: bytes, seed: Seed, valid: set[bytes], repaired: bool, report: Re
 
 
 def _read_from_disk(data: bytes, seed: Seed, path: Path) -> None:
-    """The other ways to read, whose errors are the same."""
+    """The other ways to read, which raise the same errors."""
     path.write_bytes(data)
     for names in (None, ["conv.bias"]):
         with contextlib.suppress(FormatError, ConfigError, ModelError):
@@ -212,7 +212,7 @@ def _inconsistency(data: bytes, weights: QuantizedWeights, seed: Seed) -> str | 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal, NaNs included; float64 was stored as float32 by then."""
+    """Whether both are equal, NaNs included. A file stores float64 as float32."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     narrow = torch.float32 if a.dtype == torch.float64 else a.dtype
@@ -232,7 +232,7 @@ def _fast_model(small: bool) -> Iterator[None]:
 
 
 def fuzz(n_files: int, seed: int) -> Report:
-    """Mutate and read `n_files` files; the same seed, the same files."""
+    """Mutate and read `n_files` files. The same seed gives the same files."""
     with _fast_model(small=seed % 2 == 1), tempfile.TemporaryDirectory() as folder:
         return _fuzz(n_files, seed, Path(folder) / "mutated.sws")
 
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--log", type=Path, help="append what came of it to this file")
+    parser.add_argument("--log", type=Path, help="append the result to this file")
     options = parser.parse_args()
     start, report, batch = time.perf_counter(), Report(), 10_000
     jobs = [(min(batch, options.files - k), options.seed + k // batch) for k in range(0, options.files, batch)]

@@ -1,4 +1,4 @@
-"""Mixtures and weights for the tests of the kernels, and every sweep as one that takes tensors of the CPU."""
+"""Mixtures and weights for the tests of the kernels, and every backend's sweep for tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -20,24 +20,31 @@ from softshare.prior.kernels.table import tabulated
 
 Loss = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor], Tensor]
 Params = tuple[Tensor, Tensor, Tensor]  # log_mixing, mean, log_var
+Test = TypeVar("Test", bound=Callable[..., None])
 
 HAS_GPU = torch.cuda.is_available()
 HAS_TRITON = find_spec("triton") is not None
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 BACKENDS = ["torch", "numba", *(["triton"] if HAS_TRITON else [])]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
-each_table = pytest.mark.parametrize("backend", BACKENDS[1:])
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+TABLES = ["numba", *([pytest.param("triton", marks=pytest.mark.slow)] if HAS_TRITON else [])]
+each_table = pytest.mark.parametrize("backend", TABLES)
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 
 
+def needs_gpu(test: Test) -> Test:
+    """Mark a test `gpu`, and skip it without a GPU."""
+    marked: Test = pytest.mark.gpu(pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")(test))
+    return marked
+
+
 def module(name: str) -> Any:
-    """A module of the kernels, loaded only now: without triton some cannot be."""
+    """A module of the kernels. It is imported only now, because some need triton."""
     return import_module(f"softshare.prior.kernels.{name}")
 
 
 def sweep_of(backend: str, reach: float | None = None) -> Sweep:
-    """By one backend, the exact one or that by table; triton's on a GPU or, without one, in its interpreter."""
+    """A backend's exact sweep, or its sweep by table. Triton's runs on a GPU or in its interpreter."""
     if backend == "torch" and reach is None:
         return sweep_torch
     if backend != "triton":
@@ -49,7 +56,7 @@ def sweep_of(backend: str, reach: float | None = None) -> Sweep:
 
 
 def _on_gpu(sweep: Sweep) -> Sweep:
-    """The same sweep for tensors of the CPU."""
+    """The same sweep for tensors on the CPU."""
 
     def moved(
         weights: Sequence[Tensor],
@@ -78,7 +85,7 @@ def _on_gpu(sweep: Sweep) -> Sweep:
 
 
 def fused(backend: str, reach: float | None = None) -> Loss:
-    """The fused loss by one backend."""
+    """The fused loss of one backend."""
     return partial(mixture_nll, sweep_of(backend, reach))
 
 
@@ -92,7 +99,7 @@ def parameters(j: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Par
 
 
 def trained_mixture(seed: int, narrowest: float = 0.003, j: int | None = None) -> Params:
-    """float32, as training leaves them: a zero component, and free ones of widths from `narrowest` to 0.3."""
+    """A float32 mixture like a trained one: a zero component, and free ones of widths from `narrowest` to 0.3."""
     g = torch.Generator().manual_seed(seed)
     j = j or int(torch.randint(1, 18, (), generator=g))
     log_mixing = torch.log_softmax(3 * torch.randn(j, generator=g), 0)
@@ -164,7 +171,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def stored(t: Tensor, dtype: torch.dtype, backend: str) -> Tensor:
-    """Rounded to nearest, but by triton's interpreter, which cuts bfloat16 off."""
+    """The values as stored in `dtype`. Triton's interpreter cuts bfloat16 off instead of rounding to nearest."""
     if backend == "triton" and dtype == torch.bfloat16 and not HAS_GPU:
         return (t.float().view(torch.int32) & -(2**16)).view(torch.float32)
     return t.to(dtype)

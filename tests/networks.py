@@ -1,4 +1,4 @@
-"""Small networks of four kinds, each with a task that it learns in a second: what the whole route must take."""
+"""Small networks of four kinds, each with a task that it learns in a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES, LENGTH, WORDS = 3, 12, 11
 
 
 class Transformer(nn.Module):
-    """Attention, layer norm, and a head tied to the embedding; says which word is the first."""
+    """Attention, layer norm, and a head tied to the embedding. It tells which word comes first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor,
 
 
 def make_task(name: str, *, epochs: int = 0, n: int = 512) -> Task:
-    """A task on data made up by a fixed seed, its network trained for so many epochs."""
+    """A task on made-up data of a fixed seed. Its network is trained for `epochs` epochs."""
     make_model, make_data = NETWORKS[name]
     torch.manual_seed(0)
     model = make_model()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from softshare.cli import main
 from softshare.task import Task
 
-# A user's file: a convolution, a layer whose inputs are a square, a head; and a name that HTML must not take for a tag.
+# A user's file: a convolution, a layer whose inputs are a square, a head, and a name that HTML must escape.
 TASK = """
 from report_runs import make_task
 
@@ -19,7 +19,7 @@ def task():
     return make_task()
 """
 
-LIGHT = ("--tau", 0.01, "--zero-mixing", 0.6)  # so that something is left of a network that has learnt next to nothing
+LIGHT = ("--tau", 0.01, "--zero-mixing", 0.6)  # leaves weights in a network that has hardly learnt anything
 
 
 class Net(nn.Module):
@@ -54,7 +54,7 @@ def make_task() -> Task:
 
 
 def compress(folder: Path, *options: object) -> Path:
-    """A finished run in folder/run."""
+    """Make a finished run in folder/run."""
     (folder / "net.py").write_text(TASK)
     arguments = ["compress", f"{folder / 'net.py'}:task", "--out", folder / "run", "--epochs", 4, *LIGHT, *options]
     assert main([str(a) for a in arguments]) == 0

@@ -33,7 +33,7 @@ def shared(
     dtype: torch.dtype = torch.float32,
     density: float = 0.6,
 ) -> QuantizedTensor:
-    """Random indices, of which a share of about `density` is not 0."""
+    """Random indices. A share of about `density` is not 0."""
     generator = torch.Generator().manual_seed(seed)
     n = math.prod(shape)
     keep = torch.rand(n, generator=generator) < density if len(codebook) > 1 else torch.zeros(n, dtype=torch.bool)
@@ -42,7 +42,7 @@ def shared(
 
 
 def net_weights() -> QuantizedWeights:
-    """Of a `Net`, in its order."""
+    """Weights of a `Net`, in its order."""
     state = Net().state_dict()
     rest = {
         "scale": state["scale"],
@@ -65,7 +65,7 @@ def net_weights() -> QuantizedWeights:
 
 
 def octets(tensor: Tensor) -> bytes:
-    """The values as they lie in memory, so that NaNs compare too."""
+    """The bytes of the values in memory, so that NaNs compare too."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Faults of other public implementations (design, section 2): each test fails if its fault is put in here."""
+"""Faults of other public implementations. Each test fails if this package has the fault of its name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_assignment_by_distance_alone() -> None:
 
 
 def test_training_with_normalized_but_quantizing_with_raw_mixings() -> None:
-    """A constant added to the mixing logits changes no mixture, so it must change no assignment."""
+    """A constant added to the mixing logits does not change the mixture, so no assignment may change."""
     prior = ss.MixturePrior(two_layers(), ss.PriorConfig(components=3, zero_mixing=0.5))
     loss, state = float(prior.neg_log_prior().detach()), prior.quantize().state_dict()
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_merging_precisions_instead_of_variances() -> None:
 
 
 def test_ratio_that_no_file_holds(tmp_path: Path) -> None:
-    """The ratio is that of a file on the disk, with all that is in it, and the error that of what it decodes to."""
+    """The ratio is that of a whole file on the disk, and the error is that of the network it decodes to."""
     config = ss.CompressConfig().override(components=3, epochs=1)
     t = task()
     compressed = ss.compress(t, config)

@@ -1,4 +1,4 @@
-"""What importing costs. Which way imports point is kept by import-linter (`make check`)."""
+"""What importing costs. import-linter checks the direction of imports (`make check`)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ import softshare
 from paths import TESTS
 
 ROOT = Path(softshare.__file__).parent
-# Loaded by what needs them, and by nothing else.
+# Only what needs these loads them.
 OPTIONAL = ("lightning", "matplotlib", "numba", "optuna", "pytorch_lightning", "scipy", "transformers", "triton")
 
 
 def loaded(code: str) -> list[str]:
-    """The modules of a fresh interpreter after the code, in which `sys` is imported."""
+    """The modules that a fresh interpreter has loaded after this code."""
     code = f"import sys\n{code}\nprint(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return ran.stdout.split("\n")[-2].split()
 
 
 def test_import_is_lean() -> None:
-    """Neither heavy optional packages nor torch itself are loaded by `import softshare` alone."""
+    """`import softshare` loads neither torch nor optional packages."""
     found = loaded("import softshare")
     assert [name for name in found if name.startswith("softshare")] == ["softshare"]
     assert not {"torch", "numpy", "rich", "safetensors", "typer", "cattrs", *OPTIONAL} & set(found)
 
 
+@pytest.mark.slow
 def test_the_public_names_load_no_optional_package_and_no_gpu() -> None:
     found = loaded(
         "import softshare, torch\n"
@@ -39,6 +40,7 @@ def test_the_public_names_load_no_optional_package_and_no_gpu() -> None:
     assert not {"rich", "typer", *OPTIONAL} & set(found)
 
 
+@pytest.mark.slow
 def test_inspect_loads_the_codec_and_a_table() -> None:
     """No figure, no rival, no search, no training."""
     file = TESTS / "golden" / "adaptive.sws"
@@ -50,9 +52,9 @@ def test_inspect_loads_the_codec_and_a_table() -> None:
 
 
 def test_the_help_loads_no_torch() -> None:
-    for command in ([], ["compress"], ["tune"], ["quantize"], ["config"]):
-        found = loaded(f"from softshare.cli import main\nassert main({[*command, '--help']!r}) == 0")
-        assert "torch" not in found, command
+    commands: list[list[str]] = [[], ["compress"], ["tune"], ["quantize"], ["config"]]
+    calls = "".join(f"assert main({[*command, '--help']!r}) == 0\n" for command in commands)
+    assert "torch" not in loaded(f"from softshare.cli import main\n{calls}")
 
 
 def test_the_root_is_small() -> None:
@@ -63,7 +65,7 @@ def test_public_names() -> None:
     assert softshare.__all__ == sorted(softshare.__all__)
     for name in softshare.__all__:
         assert getattr(softshare, name).__module__.startswith("softshare.")
-    assert callable(softshare.compress)  # and not a module of that name
+    assert callable(softshare.compress)  # not a module of that name
     assert set(dir(softshare)) >= set(softshare.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         softshare.nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""Every kind of network through the whole route: trained, compressed, saved, loaded, judged, exported."""
+"""Four kinds of network go through the whole route: train, compress, save, load, measure, export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from networks import NETWORKS, make_task
 from softshare.codec import decode
 
 CONFIG = ss.CompressConfig().override(epochs=8, lr_weights=3e-3, tau=0.003, zeroing=0.1, zero_mixing=0.9)
-NORMS = {  # what is kept as it is
+NORMS = {  # what is not shared
     "transformer": {"position", *(f"block.norm{k}.{p}" for k in (1, 2) for p in ("weight", "bias"))}
     | {"norm.weight", "norm.bias"},
     "batch-norm": {
@@ -23,6 +23,7 @@ NORMS = {  # what is kept as it is
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_route(name: str, tmp_path: Path) -> None:
     task = make_task(name, epochs=6)
@@ -45,4 +46,4 @@ def test_the_whole_route(name: str, tmp_path: Path) -> None:
         assert len(values) <= CONFIG.prior.components + 1
         assert torch.isin(values, tensor.codebook).all()
     inputs = next(iter(task.train))[0]
-    assert ss.export_onnx(fresh, (inputs,), tmp_path / "model.onnx") < 1e-5  # of onnxruntime, to what torch computes
+    assert ss.export_onnx(fresh, (inputs,), tmp_path / "model.onnx") < 1e-5  # between onnxruntime and torch

@@ -115,7 +115,7 @@ def tensor(indices: list[int], codebook: list[float], name: str = "w") -> Quanti
 
 
 def test_entropy_by_hand() -> None:
-    """Shares 1/2, 1/4, 1/8, 1/8 of 8 weights: 1.75 bits each. A tensor of one value costs nothing."""
+    """Shares 1/2, 1/4, 1/8, 1/8 of 8 weights are 1.75 bits each. Each tensor counts by itself: one value is free."""
     one = tensor([0, 0, 0, 0, 1, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
     constant = tensor([1, 1, 1], [0.0, 1.0])
     even = tensor([0, 2, 0, 2], [0.0, 1.0, 2.0])
@@ -123,12 +123,8 @@ def test_entropy_by_hand() -> None:
     assert entropy_bits(QuantizedWeights((constant,), {}, {})) == 0
     assert entropy_bits(QuantizedWeights((one, constant, even), {"r": torch.ones(9)}, {})) == pytest.approx(18)
     assert entropy_bits(QuantizedWeights((), {}, {})) == 0
-
-
-def test_entropy_is_of_each_tensor_by_itself() -> None:
-    """Two constant tensors cost nothing, although together they hold two values."""
-    tensors = tensor([0, 0], [0.0, 1.0], "a"), tensor([1, 1], [0.0, 1.0], "b")
-    assert entropy_bits(QuantizedWeights(tensors, {}, {})) == 0
+    two_constants = tensor([0, 0], [0.0, 1.0], "a"), tensor([1, 1], [0.0, 1.0], "b")
+    assert entropy_bits(QuantizedWeights(two_constants, {}, {})) == 0
 
 
 def test_entropy_against_brute_force() -> None:
@@ -139,14 +135,12 @@ def test_entropy_against_brute_force() -> None:
 
 
 def test_complexity_by_hand() -> None:
-    """Mixings 1/2, 1/4, 1/8, 1/8; both components of mean 2 together are 1/4, and so cost 2 bits and not 3."""
+    """Mixings 1/2, 1/4, 1/8, 1/8: both components of mean 2 together have 1/4, so each weight costs 2 bits, not 3."""
     mixing = torch.tensor([0.5, 0.25, 0.125, 0.125])
     mixture = Mixture(mixing.log(), torch.tensor([0.0, -1.0, 2.0, 2.0]), torch.zeros(4))
     tensors = tensor([0, 0, 0, 1, 2, 2], [0.0, -1.0, 2.0]), tensor([0, 0], [0.0, -1.0, 2.0])
     assert complexity_bits(QuantizedWeights(tensors, {}, {}), {"w": mixture}) == pytest.approx(3 + 2 + 4 + 2, rel=1e-6)
-
-
-def test_complexity_where_a_free_component_has_mean_0() -> None:
+    # A free component of mean 0 adds to the zero component.
     mixture = Mixture(torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.0, 0.0, 1.0]), torch.zeros(3))
     bits = complexity_bits(QuantizedWeights((tensor([0, 0, 1], [0.0, 1.0]),), {}, {}), {"w": mixture})
     assert bits == pytest.approx(2 * -math.log2(0.75) + 2, rel=1e-6)
@@ -156,7 +150,7 @@ def test_complexity_where_a_free_component_has_mean_0() -> None:
 
 
 def test_every_field_against_the_file(tmp_path: Path) -> None:
-    """All is recomputed from the saved file, loaded into a fresh network."""
+    """Recompute everything from the saved file, loaded into a fresh network."""
     task = make_task()
     result, out = measured(task)
     size = out.save(tmp_path / "model.sws")
@@ -200,7 +194,7 @@ def test_what_measure_is_told() -> None:
 
 
 def test_the_error_is_that_of_the_rounded_rest() -> None:
-    """The batch-norm is stored in float16: the error must show it, and the file be smaller."""
+    """The batch-norm is stored in float16. The error must show it, and the file must be smaller."""
     task = make_task()
     full, _ = measured(task)
     half, out = measured(task, "float16")
@@ -213,7 +207,7 @@ def test_the_error_is_that_of_the_rounded_rest() -> None:
     assert half.han_bytes < full.han_bytes
 
 
-def test_the_tasks_own_evaluation_serves_where_there_is_no_test() -> None:
+def test_a_task_without_a_test_is_measured_by_its_evaluation() -> None:
     seen: list[nn.Module] = []
 
     def evaluate(model: nn.Module) -> float:
@@ -236,7 +230,7 @@ def test_the_tasks_model_is_left_alone() -> None:
 
 
 def test_measuring_does_not_depend_on_the_random_state() -> None:
-    """Shuffled training data whose last batch is short: its order must not enter the result, nor the caller's state."""
+    """Neither the order of shuffled data with a short last batch nor the caller's state may enter the result."""
     results = []
     for seed in (1, 2):
         loader = DataLoader(TensorDataset(*data()), batch_size=7, shuffle=True)
@@ -257,7 +251,7 @@ def test_error_before_is_that_of_the_tasks_model() -> None:
 
 def test_the_config_must_be_that_of_the_file() -> None:
     task = make_task()
-    with pytest.raises(ConfigError, match="expected the config of the file"):
+    with pytest.raises(ConfigError, match="expected the config that compressed the network"):
         measure(task, compressed(task, EncodeConfig(rest_dtype="float16")), CompressConfig())
 
 
@@ -289,36 +283,27 @@ def test_result_round_trip(tmp_path: Path) -> None:
     assert set(design.split()) <= set(values)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "not JSON",
-        "",
-        "[]",
-        "3",
-        "\udcff",
-        '{"schema": 1}',
-        lambda values: values | {"schema": 2},
-        lambda values: values | {"schema": None},
-        lambda values: values | {"surprise": 1},
-        lambda values: {k: v for k, v in values.items() if k != "ratio"},
-        lambda values: values | {"complexity_bytes": "12"},
-        lambda values: values | {"published_ratio": [1.0]},
-        lambda values: values | {"ratio": None},
-    ],
-)
-def test_what_is_not_a_result_is_refused(tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "result.json"
-    if not isinstance(content, str):
-        content = json.dumps(content(dataclasses.asdict(measured(make_task())[0])))
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(FormatError, match=r"result\.json is not a result") as caught:
-        Result.load(path)
-    assert str(path) in str(caught.value)
+def test_what_is_not_a_result_is_refused(tmp_path: Path) -> None:
+    path, values = tmp_path / "result.json", dataclasses.asdict(measured(make_task())[0])
+    changes = (
+        {"schema": 2},
+        {"schema": None},
+        {"surprise": 1},
+        {"complexity_bytes": "12"},
+        {"published_ratio": [1.0]},
+        {"ratio": None},
+    )
+    without = {k: v for k, v in values.items() if k != "ratio"}
+    changed = [json.dumps(v).encode() for v in (without, *(values | change for change in changes))]
+    for content in (b"not JSON", b"", b"[]", b"3", b"\xff", b'{"schema": 1}', *changed):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"result\.json is not a result") as caught:
+            Result.load(path)
+        assert str(path) in str(caught.value)
 
 
 def test_what_a_result_may_leave_open(tmp_path: Path) -> None:
-    """A baseline has no mixture, and only a baseline an accounting of its own, of which older results do not speak."""
+    """A baseline has no mixture, and only a baseline has its own accounting. Older results do not mention it."""
     result, path = measured(make_task())[0], tmp_path / "result.json"
     for changes in ({"complexity_bytes": None}, {"complexity_bytes": 12}, {"published_ratio": 2.5}):
         changed = dataclasses.replace(result, **changes)

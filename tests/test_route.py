@@ -1,4 +1,4 @@
-"""The whole route on networks of a user's own: one call, an own loop, and every kind of layer."""
+"""The whole route on a user's networks: one call, a loop of their own, and every kind of layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
 
-# A small network on few images: the components must tighten within 135 steps.
+# The network is small and has few images, so the components must tighten within 135 steps.
 SOFT = ss.CompressConfig.paper().override(
     epochs=15,
     components=8,
@@ -82,6 +82,7 @@ def conv_task() -> ss.Task:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_users_task(config: ss.CompressConfig, tmp_path: Path) -> None:
     task = conv_task()
@@ -102,7 +103,7 @@ def test_a_users_task(config: ss.CompressConfig, tmp_path: Path) -> None:
         assert len(values.unique()) <= (9 if config is SOFT else 5)
     assert 0 < int(torch.cat(shared).count_nonzero()) < len(torch.cat(shared))
     for name in ("features.1.running_mean", "features.4.running_var", "features.1.weight"):
-        assert torch.equal(loaded[name], compressed.retrained[name])  # batch-norm as it was trained, not quantized
+        assert torch.equal(loaded[name], compressed.retrained[name])  # batch-norm is not quantized
     assert int(loaded["features.1.num_batches_tracked"]) == 6 * 9 + 15 * 9
 
     error = task.evaluate(fresh.eval())
@@ -111,6 +112,7 @@ def test_a_users_task(config: ss.CompressConfig, tmp_path: Path) -> None:
     assert (result.error_after, result.file_bytes) == (error, size)
 
 
+@pytest.mark.slow
 def test_a_users_own_loop(tmp_path: Path) -> None:
     task = conv_task()
     model = task.model.train()
@@ -128,6 +130,7 @@ def test_a_users_own_loop(tmp_path: Path) -> None:
     assert task.evaluate(fresh.eval()) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_same_seed_same_file(config: ss.CompressConfig) -> None:
     config = config.override(epochs=5)
@@ -161,9 +164,21 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("mixtures", ["global", "layer"])
-@pytest.mark.parametrize("codebook_dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "codebook_dtype", "mixtures"),
+    [
+        ("conv1d", "float32", "layer"),
+        ("conv3d", "float16", "global"),
+        ("transposed", "float32", "global"),
+        ("embedding", "float16", "layer"),
+        ("tied language model", "float16", "global"),
+        ("lstm", "float32", "layer"),
+        ("nested", "float32", "global"),
+        ("bfloat16", "float16", "layer"),
+        ("mixed", "float32", "global"),
+        ("mixed", "float16", "layer"),
+    ],
+)
 def test_every_kind_of_layer_goes_through(name: str, codebook_dtype: Any, mixtures: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, fresh = NETWORKS[name](), NETWORKS[name]()
@@ -198,7 +213,7 @@ def test_rest_dtype_is_what_is_evaluated(tmp_path: Path) -> None:
     assert torch.equal(scale, compressed.state_dict()["features.1.weight"])
 
 
-def test_a_model_without_weights_costs_only_a_message() -> None:
+def test_a_model_without_weights_is_refused() -> None:
     task = conv_task()
     bad = ss.Task(nn.BatchNorm2d(3), task.train, task.loss, task.evaluate, task.n_examples)
     with pytest.raises(ModelError, match="no parameter to share"):
@@ -206,7 +221,7 @@ def test_a_model_without_weights_costs_only_a_message() -> None:
 
 
 class MovingAverage(nn.Module):
-    """A module that puts a new tensor in place of its buffer at each step."""
+    """A module that replaces its buffer by a new tensor at each step."""
 
     average: Tensor
 
@@ -222,7 +237,7 @@ class MovingAverage(nn.Module):
         return logits
 
 
-def test_buffers_are_stored_as_they_are_after_training() -> None:
+def test_buffers_are_stored_with_their_values_after_training() -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(8, 2) + 3, torch.randint(2, (8,))) for _ in range(4)]
     loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
@@ -291,6 +306,7 @@ def loaded(task: ss.Task, compressed: ss.Compressed) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_symmetries_keep_the_function_and_shrink_the_file() -> None:
     task = chain_task()
     config = ss.CompressConfig().override(epochs=8, tau=0.01, zero_mixing=0.9, lr_weights=3e-3)
@@ -312,7 +328,8 @@ def test_symmetries_keep_the_function_and_shrink_the_file() -> None:
     assert result.n_nonzero <= plain.quantized.n_nonzero
 
 
-def test_what_cannot_be_simplified_is_left_with_a_message() -> None:
+@pytest.mark.slow
+def test_what_cannot_be_simplified_stays_and_a_message_says_so() -> None:
     task = conv_task()  # the batch norms stand between the convolutions
     plain, same = (ss.compress(task, HARD.override(epochs=1, symmetries=s)) for s in (False, True))
     assert same.to_bytes() == plain.to_bytes()

@@ -13,7 +13,7 @@ N, BATCH, EPOCHS, RATE = 512, 32, 20, 5e-3
 
 
 class Net(nn.Module):
-    """Says which of three blobs a point is in; takes and gives what a Hugging Face Trainer wants."""
+    """Tells which of three blobs a point is in, with the inputs and outputs that a Hugging Face Trainer expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def data(seed: int = 0) -> tuple[Tensor, Tensor]:  # (N, 8), (N,)
 
 
 def error(model: nn.Module) -> float:
-    """In percent, on other points than those of training."""
+    """The error in percent, on points outside the training data."""
     x, labels = data(1)
     with torch.no_grad():
         return 100 * float((model(x)["logits"].argmax(1) != labels).float().mean())
@@ -45,7 +45,7 @@ def batches(size: int = BATCH) -> list[tuple[Tensor, Tensor]]:
 
 
 def make_net() -> Net:
-    """Pre-trained; always the same."""
+    """A pre-trained network, always the same."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Net()
@@ -69,12 +69,12 @@ def make_task() -> ss.Task:
 
 
 def config(**values: object) -> ss.CompressConfig:
-    """The trainers' own learning rate is that of the route here, and stays as it is."""
+    """Settings of the route with the constant learning rate of the trainers."""
     return ss.CompressConfig().override(**{"epochs": EPOCHS, "schedule": "constant", "lr_weights": RATE, **values})
 
 
 def prior_gradients(prior: ss.MixturePrior, tau: float) -> list[Tensor]:
-    """Of tau / N * -log p(w), at every shared weight, by torch's own densities in float64."""
+    """The gradients of tau / N * -log p(w) at every shared weight, by torch's own densities in float64."""
     found: list[Tensor] = []
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         components = Normal(mixture.mean.detach().double(), mixture.std.detach().double())

@@ -5,7 +5,7 @@
     compressed.save("model.sws")
     softshare.load_into_(model, "model.sws")
 
-The names in `__all__` are all that is public. They are imported on first use, so that `import softshare` is quick.
+The public names are those in `__all__`. Each is imported on first use, so `import softshare` is quick.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Compressed: a network on its way into a file, and the two steps that end there, quantizing and simplifying."""
+"""A compressed network before it becomes a file, and the last two steps of the route: quantize and simplify."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from softshare.train.hooks import EpochRecord
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """A network on its way into a file, with what led there."""
+    """A quantized network that is ready to be written, with the training that led to it."""
 
     quantized: QuantizedWeights
-    mixtures: Mapping[str, Mixture] = field(repr=False)  # merged; of each shared tensor, if any; its means as coded
-    retrained: dict[str, Tensor] = field(repr=False)  # the state dict just before quantizing; units as they were
+    mixtures: Mapping[str, Mixture] = field(repr=False)  # the merged mixture of each shared tensor, if any
+    retrained: dict[str, Tensor] = field(repr=False)  # just before quantizing, in the network's order of units
     history: tuple[EpochRecord, ...] = field(default=(), repr=False)
     config: EncodeConfig = field(default_factory=EncodeConfig)
-    messages: tuple[str, ...] = field(default=(), repr=False)  # what was done to the network's units
-    moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # the units that the file has elsewhere
-    outcome: Outcome | None = None  # of the target, if there was one
+    messages: tuple[str, ...] = field(default=(), repr=False)  # what simplifying and the target changed
+    moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # units that the file has elsewhere
+    outcome: Outcome | None = None  # of the target; None without one
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         return encode(self.quantized, self.config)
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -45,22 +45,22 @@ class Compressed:
         return save(self.quantized, path, self.config)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the file decodes to, by way of the file."""
-        named = dataclasses.replace(self.config, names="keep")  # the same values, whether or not the file has names
+        """The state dict that the file decodes to, found by encoding and decoding it."""
+        named = dataclasses.replace(self.config, names="keep")  # a file without names has the same values
         return decode(encode(self.quantized, named), max_bytes=None).state_dict()
 
     def in_place(self, name: str) -> Tensor:
-        """A shared tensor as the file holds it, but with its units where the network has them."""
+        """A shared tensor with the values of the file, in the network's order of units."""
         found = next(t for t in self.quantized.shared if t.name == name)
         values = torch.from_numpy(rounded_codebook(found, self.config).values)
         return self.moved.get(name, Moved()).back(dataclasses.replace(found, codebook=values).dense())
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
-    """Merge, then quantize.
+    """Merge the components, then quantize.
 
-    A network that was trained on quantized weights (`hard`) has learned which component each weight belongs to, and
-    keeps that; where components are wide, merging them moves their borders. Only the values change, by merging.
+    A network trained on quantized weights (`hard`) has learned which component each weight belongs to. It keeps this
+    assignment, because merging wide components would move their borders. Merging then changes only the values.
     """
     view = prior.current_view()
     before: dict[str, Mixture] = {}
@@ -77,7 +77,7 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False)
 
 
 def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig) -> Compressed:
-    """As it will be written: by `config.encode`, its units in the best order, if that is asked for."""
+    """The network as it will be written: by `config.encode` and, with `symmetries`, its units in the best order."""
     if not config.simplify.symmetries:
         return dataclasses.replace(compressed, config=config.encode)
     quantized, messages, moved = simplify(model, compressed.quantized, config.encode)

@@ -1,4 +1,4 @@
-"""Every error softshare raises on purpose. A message says what was expected, what came, and what to do."""
+"""The errors that softshare raises on purpose. A message says what was expected, what came, and what to do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
 
 
 class SoftShareError(Exception):
-    """Base of all errors raised on purpose; the command line turns it into exit status 2."""
+    """The base of all errors raised on purpose. The command line turns it into exit status 2."""
 
 
 class ConfigError(SoftShareError, ValueError):
-    """An option, a config object or a Task is not usable."""
+    """An option, a setting or a Task cannot be used."""
 
 
 class ModelError(SoftShareError):
-    """The network, or a state dict for it, is not usable."""
+    """A network, or a state dict for it, cannot be used."""
 
 
 class FormatError(SoftShareError):
-    """A file is not what it should be; of an `.sws` file, `section` and `offset` (in bytes) say where."""
+    """A file does not hold what it should. For an `.sws` file, `section` and `offset` (in bytes) say where."""
 
     def __init__(
         self, problem: str, section: str | None = None, offset: int | None = None, path: str | None = None
@@ -32,11 +32,11 @@ class FormatError(SoftShareError):
 
 
 class NotAvailableError(SoftShareError):
-    """Something asked for is not installed or not present on this machine."""
+    """A package, a device or a dataset is missing on this machine."""
 
 
 class DivergedError(SoftShareError):
-    """Training produced a NaN or infinite loss; `state` is the model's state dict after the last good epoch."""
+    """Training produced a NaN or infinite loss. `state` is the model's state dict after the last good epoch."""
 
     def __init__(self, message: str, state: dict[str, Tensor]) -> None:
         super().__init__(message)

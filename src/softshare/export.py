@@ -1,4 +1,4 @@
-"""Ways out: a network as ONNX with its quantized weights, or a file's matrices as torch's compressed sparse rows."""
+"""Export: a network as ONNX with its quantized weights, or a file's matrices as torch's sparse CSR tensors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from softshare.codec import MAX_BYTES, decode
 from softshare.errors import ConfigError, ModelError, NotAvailableError
 from softshare.quantization.quantized import QuantizedTensor
 
-TOLERANCE = 1e-4  # of an output, relative to the largest: other orders of float sums are far below it
+TOLERANCE = 1e-4  # relative to an output's largest value; float sums in another order differ far less
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # by position, or by name
 
 
 @torch.no_grad()
 def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) -> float:
-    """Write the network as it is, in evaluation mode, with dense weights; returns the largest difference of an output.
+    """Write the network in evaluation mode, with dense weights, and return the largest difference of an output.
 
-    It is run by onnxruntime on the same inputs first. Where that does not give what PyTorch gives, nothing is written.
-    The first dimension of every input may have any size, if the network allows for it.
+    Before writing, onnxruntime runs the exported network on the same inputs. If its outputs differ from PyTorch's,
+    nothing is written. The first dimension of every input may have any size, if the network allows it.
     """
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
@@ -38,7 +38,7 @@ def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) 
     in_order = () if isinstance(inputs, Mapping) else inputs
     if not isinstance(in_order, tuple) or not all(isinstance(t, Tensor) for t in (*in_order, *by_name.values())):
         raise ConfigError(
-            "export_onnx: expected a tuple of tensors, the model's inputs, or a dict of them by name, "
+            "export_onnx: expected the model's inputs as a tuple of tensors, or as a dict of tensors by name, "
             f"got {type(inputs).__name__}"
         )
     training = model.training
@@ -53,7 +53,7 @@ def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) 
     if not difference <= TOLERANCE:
         raise ModelError(
             f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than {TOLERANCE:g}; "
-            "nothing was written. Is there something random in the network?"
+            "nothing was written. Check whether something in the network is random"
         )
     write_atomic(path, data)
     return difference
@@ -66,8 +66,8 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
     shapes: Any = {name: dims(t) for name, t in by_name.items()} or [dims(t) for t in in_order]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's exporter warns of its own parts
-            # Not optimized: batch norm would be folded into the weights, which are then no longer the quantized ones.
+            warnings.simplefilter("ignore")  # torch's exporter warns about its own parts
+            # Not optimized: that would fold batch norm into the weights, which would no longer be the quantized ones.
             program = torch.onnx.export(
                 model,
                 in_order,
@@ -77,10 +77,10 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
                 optimize=False,
                 verbose=False,
             )
-    except Exception as error:  # whatever the network's code, or torch's reading of it, has run into
+    except Exception as error:  # anything may fail in the network's code, or in torch's tracing of it
         raise ModelError(f"torch cannot export this network to ONNX: {error}") from error
     if program is None:
-        raise ModelError("torch has exported nothing")
+        raise ModelError("torch.onnx.export returned nothing for this network")
     data: bytes = program.model_proto.SerializeToString()
     return data
 
@@ -96,7 +96,7 @@ def _run(data: bytes, inputs: Inputs) -> list[Tensor]:
 
 
 def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest of all outputs, relative to the largest value of its output; NaN if any of them is."""
+    """The largest difference of an output, relative to that output's largest value; NaN if any difference is NaN."""
     if [t.shape for t in found] != [t.shape for t in wanted]:
         shapes = [[tuple(t.shape) for t in ts] for ts in (wanted, found)]
         raise ModelError(f"expected outputs of shapes {shapes[0]} from onnxruntime, got {shapes[1]}")
@@ -106,7 +106,7 @@ def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = MAX_BYTES) -> dict[str, Tensor]:
-    """The state dict a file decodes to, its shared matrices as sparse CSR tensors where those are smaller."""
+    """The state dict that a file decodes to. A shared matrix is a sparse CSR tensor if that is smaller."""
     quantized = decode(read_bytes(path), max_bytes=max_bytes)
     state = {name: _sparse(t) if isinstance(t, QuantizedTensor) else t for name, t in quantized.tensors.items()}
     return state | {alias: state[name] for alias, name in quantized.tied.items()}
@@ -117,15 +117,15 @@ def _sparse(tensor: QuantizedTensor) -> Tensor:
     if dense.dim() != 2 or (width + 4) * tensor.n_nonzero + 4 * (len(dense) + 1) >= width * size:
         return dense
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta
+        warnings.simplefilter("ignore")  # torch warns that its CSR tensors are in beta
         rows = dense.to_sparse_csr()
         return torch.sparse_csr_tensor(rows.crow_indices().int(), rows.col_indices().int(), rows.values(), dense.shape)
 
 
 def export_sparse(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
-    """Write what `load_sparse` gives for `torch.load(path, weights_only=True)`; returns how many tensors are sparse."""
+    """Write the tensors of `load_sparse`, for `torch.load(path, weights_only=True)`. Returns how many are sparse."""
     if Path(path).suffix not in (".pt", ".pth"):
-        raise ConfigError(f"sparse: expected a .pt or .pth file, as torch.load reads it, got {os.fspath(path)}")
+        raise ConfigError(f"sparse: expected a name that ends in .pt or .pth, for torch.load, got {os.fspath(path)}")
     state, buffer = load_sparse(source), io.BytesIO()
     torch.save(state, buffer)
     write_atomic(path, buffer.getvalue())

@@ -1,4 +1,4 @@
-"""Evaluate: a file, decoded and measured, as a `Result`. Nothing here is a formula over numbers that no file holds."""
+"""Measure a file: decode it, evaluate its network, and record a `Result`. Sizes are those of real files."""
 
 from __future__ import annotations
 
@@ -43,21 +43,19 @@ class Result:
     n_weights: int  # parameters of the model
     n_nonzero: int
     n_components: int  # distinct values of shared weights, zero included
-    file_bytes: int  # of the whole file
+    file_bytes: int  # the whole file
     ratio: float  # 4 * n_weights / file_bytes
-    han_bytes: int  # of the whole file, with the codec 'han'
+    han_bytes: int  # the whole file with the codec 'han'
     han_ratio: float
     entropy_bytes: float  # order-0 entropy of each shared tensor's indices, summed; codebooks not counted
-    complexity_bytes: float | None  # bits to name every weight's component under the mixture, / 8; None without one
-    error_bits: (
-        float  # task loss over the training set in bits; the error cost where the loss is a negative log-likelihood
-    )
-    seconds: float  # of retraining
+    complexity_bytes: float | None  # bits that name every weight's component under the mixture, / 8
+    error_bits: float  # task loss over the training set in bits: the error cost if it is a negative log-likelihood
+    seconds: float  # spent on retraining
     device: str
     versions: dict[str, str]
     config: dict[str, Any]
-    published_ratio: float | None = None  # a baseline's, in the accounting of its own paper
-    outcome: dict[str, Any] | None = None  # of a target: that, its limit, what was reached, whether it is met
+    published_ratio: float | None = None  # of a baseline, by the accounting of its own paper
+    outcome: dict[str, Any] | None = None  # the target, its limit, what was reached, whether it is met
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -74,14 +72,14 @@ class Result:
         try:
             values = json.loads(data)
             if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-                raise ValueError(f"expected an object of schema {SCHEMA}")
+                raise ValueError(f"expected a JSON object with schema {SCHEMA}")
             return from_plain(cls, values, "result")
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
 
 
 class RunConfig(Protocol):
-    """What is asked of a method's config: `CompressConfig`, or a baseline's."""
+    """What `measure` needs from a method's config: `CompressConfig` or that of a baseline."""
 
     @property
     def encode(self) -> EncodeConfig: ...
@@ -101,12 +99,14 @@ def measure(
     error_before: float | None = None,
     model: nn.Module | None = None,
 ) -> Result:
-    """Encode, decode, load into `model` (by default a copy of `task.model`), measure that. Here the test set is read.
+    """Encode, decode, load into a copy of `model` (default: `task.model`), and measure that on the test set.
 
-    Without `error_before`, `task.model` is taken for the network before compression, as `compress` leaves it.
+    Without `error_before`, the error before compression is that of `task.model`, which `compress` does not change.
     """
     if config.encode != compressed.config:
-        raise ConfigError(f"measure: expected the config of the file, {compressed.config}, got {config.encode}")
+        raise ConfigError(
+            f"measure: expected the config that compressed the network, with {compressed.config}, got {config.encode}"
+        )
     data = compressed.to_bytes()
     decoded = decode(data, like=task.model, max_bytes=None)
     model = load_copy(task.model if model is None else model, decoded.state_dict())
@@ -139,7 +139,7 @@ def measure(
 
 
 def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of `model` holding `state`, ready to be evaluated."""
+    """A copy of `model` with the values of `state`, in evaluation mode."""
     model = copy.deepcopy(model).eval()
     load_state_(model, state, "the decoded file")
     return model
@@ -147,7 +147,7 @@ def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 @torch.no_grad()
 def final_error(task: Task, model: nn.Module) -> float:
-    """Error in percent by `task.test`, or by `task.evaluate` where there is no such; the model's mode is put back."""
+    """Error in percent by `task.test`, or by `task.evaluate` if the task has no test. The model's mode is restored."""
     was_training = model.training
     model.eval()
     error = float((task.test or task.evaluate)(model))
@@ -158,7 +158,7 @@ def final_error(task: Task, model: nn.Module) -> float:
 def _complexity_bytes(compressed: Compressed) -> float | None:
     if not compressed.mixtures:
         return None
-    return complexity_bits(compressed.quantized, compressed.mixtures) / 8  # of values not yet rounded
+    return complexity_bits(compressed.quantized, compressed.mixtures) / 8  # before the codebook is rounded
 
 
 @torch.no_grad()
@@ -167,7 +167,8 @@ def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
         losses = [float(task.loss(model, batch)) for batch in task.train]
     if not losses:
         raise ConfigError(
-            "Task.train gave no batch after training: it must give its batches anew each time it is iterated"
+            "Task.train gave no batch after training; expected the batches again each time it is iterated. "
+            "Give a DataLoader or a list, not a generator"
         )
     return sum(losses) / len(losses)
 
@@ -184,7 +185,7 @@ def _own_version() -> str:
 
 
 def frontier(values: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The pairs that no other beats in both bytes and error, by bytes."""
+    """The pairs that no other pair beats in both bytes and error, sorted by bytes."""
     out: list[tuple[float, float]] = []
     for n_bytes, error in sorted(values):
         if not out or error < out[-1][1]:

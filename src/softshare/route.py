@@ -25,10 +25,10 @@ def compress(
     *,
     target: Target | None = None,
 ) -> Compressed:
-    """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself is left as it is.
+    """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself does not change.
 
-    With a target, the run is steered to meet it, and `Compressed.outcome` says whether it did. What is returned is then
-    the nearest that was found.
+    With a target, training is steered to meet it, and `Compressed.outcome` says whether it did. If it did not, the
+    nearest network is returned.
     """
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
@@ -36,7 +36,7 @@ def compress(
     task = dataclasses.replace(task, model=copy.deepcopy(task.model))
     prior, hard = MixturePrior(task.model, config.prior), config.retrain.hard_from < 1
     start = quantize_prior(prior, config.merge, hard).quantized
-    check(start, config.encode)  # what no file can hold is better known now
+    check(start, config.encode)  # if no file can hold the network, say so before training
     budget = None
     if target is not None:
         budget = Budget(task, prior, config, target, lambda: quantize_prior(prior, config.merge, hard).quantized)
@@ -47,7 +47,7 @@ def compress(
         messages = []
         if steering and (epoch := steering.settle_()) is not None:
             phases.on_return(epoch)
-            messages = [f"target: the last network was above the limit; that of epoch {epoch}, the best, is taken"]
+            messages = [f"target: the last network was above the limit; the best one, of epoch {epoch}, is used"]
         compressed = quantize_prior(prior, config.merge, hard)
     if budget:
         trimmed = budget.trim(compressed.quantized)

@@ -1,4 +1,4 @@
-"""Task: the one seam between a user's world and the route."""
+"""Task: what a user tells softshare about a network."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from softshare.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What softshare must know of a network: how it is trained and how it is judged.
+    """What softshare must know about a network: how to train it and how to judge it.
 
-    `evaluate` is called during training and for model selection, so it should read held-out training data. `test`, if
-    given, is called only for the final figures; without it `evaluate` serves for those too. `outputs` is what a
-    teacher is compared by (`softshare.train.distill`); nothing else asks for it.
+    `evaluate` is called during training and for model selection, so it should read held-out training data. `test` is
+    called only for the final figures. Without `test`, `evaluate` gives those too. `outputs` is needed only for
+    distillation, which compares the logits of the network with those of its teacher.
     """
 
     model: nn.Module  # pre-trained
-    train: Iterable[Any]  # batches; iterated once per epoch, so a list or a DataLoader, not a generator
+    train: Iterable[Any]  # batches, iterated once per epoch: a list or a DataLoader, not a generator
     loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss over the batch, 0-d
     evaluate: Callable[[nn.Module], float]  # model -> error in percent
-    n_examples: int  # training examples in all batches of one epoch
+    n_examples: int  # training examples in one epoch
     test: Callable[[nn.Module], float] | None = None
     name: str = "custom"
     dataset: str = "custom"
@@ -45,6 +45,6 @@ class Task:
             raise ConfigError(f"Task.train: expected an iterable of batches, got {type(self.train).__name__}")
         if isinstance(self.train, Iterator):
             raise ConfigError(
-                f"Task.train: a {type(self.train).__name__} can be iterated only once, but each epoch is a pass; "
-                "give a list or a DataLoader"
+                f"Task.train: expected batches that every epoch can iterate, got a {type(self.train).__name__}, which "
+                "can be iterated only once. Give a list or a DataLoader"
             )

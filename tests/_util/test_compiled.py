@@ -1,9 +1,15 @@
+"""Functions compiled by numba: their caches notice changes and never change a bit. Without numba they still run."""
+
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from softshare._util.compiled import compiler
 
 GRADIENTS = """
 import hashlib
@@ -28,9 +34,34 @@ print(digest.hexdigest())
 """
 
 
-def test_what_was_just_compiled_and_what_was_kept_give_the_same_bits(tmp_path: Path) -> None:
-    """A function that calls another has a copy of it in the file that numba keeps, but does not run that at first: the
-    two may differ in a last bit, unless the one is inlined into the other.
+def name_of(folder: Path) -> str:
+    """The name under which numba would cache a function that depends on the modules `a` and `b`."""
+
+    @compiler(folder, ["a", "b"])
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert double(21) == 42
+    return double.__qualname__
+
+
+def test_the_cached_name_depends_on_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without numba, where the function is left alone, no name is changed."""
+    monkeypatch.setitem(sys.modules, "numba", type(sys)("numba"))
+    monkeypatch.setattr("numba.njit", lambda **options: lambda function: function, raising=False)
+    (tmp_path / "a.py").write_text("A = 1")
+    first = name_of(tmp_path)
+    assert name_of(tmp_path) == first
+    (tmp_path / "b.py").write_text("B = 1")
+    assert name_of(tmp_path) != first
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it now fails
+    assert name_of(tmp_path).endswith("double")
+
+
+@pytest.mark.slow
+def test_new_code_and_cached_code_give_the_same_bits(tmp_path: Path) -> None:
+    """Numba compiles a called function into its caller's cache file, but does not run that copy at first. The two may
+    differ in a last bit, unless the called function is inlined.
     """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     runs = [

@@ -1,7 +1,7 @@
 """Writes the files of this folder, and the list of them in README.md: `PYTHONPATH=tests python -m attacks.make`.
 
-Each file breaks the format in one way, under a checksum that fits unless it says otherwise. All bytes are made by hand,
-by `by_hand.py`: nothing of the package is used, and the same bytes come out on every machine.
+Each file breaks the format in one way. Its checksum is right unless the text says otherwise. `by_hand.py` makes all
+bytes without the package, and they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def one(
     codec: int = 0,
     n_bytes: int | None = None,
 ) -> bytes:
-    """A file of one tensor, `a`."""
+    """A file with one tensor, `a`."""
     length = len(section) if n_bytes is None else n_bytes
     return sws([values], [entry(length, kind, named, shape)], section, codec=codec)
 
@@ -89,7 +89,7 @@ ATTACKS: dict[str, Attack] = {
     "varint-not-minimal": Attack(seal(head() + b"\x80\x00\0\0"), "0 in two bytes", HEADER),
     "varint-endless": Attack(seal(head() + b"\xff" * 64), "a number without an end", HEADER),
     "varint-cut": Attack(seal(head() + b"\xff"), "a number that the end of the file cuts off", HEADER),
-    # Counts that nothing pays for
+    # Counts without the bytes for them
     "count-codebooks": Attack(seal(head() + varint(65_536)), "65,536 codebooks in no byte", HEADER),
     "count-entries": Attack(seal(head() + b"\0" + varint((1 << 63) - 1)), "2^63 - 1 tensors in no byte", HEADER),
     "count-tied": Attack(seal(head() + b"\0\0" + varint(65_536)), "65,536 tied names in no byte", TIED),
@@ -162,7 +162,7 @@ ATTACKS: dict[str, Attack] = {
         many(entry(0, None, name("a" * 4090, WEIGHT), sizes(2))), "a name of 4,097 bytes, 7 of them its suffix", FIRST
     ),
     "name-long-in-no-byte": Attack(
-        seal(head() + b"\0\1" + varint(0) + rest(F32) + b"\0" + varint(1 << 62)), "a name of 2^62 bytes in none", FIRST
+        seal(head() + b"\0\1" + varint(0) + rest(F32) + b"\0" + varint(1 << 62)), "2^62 bytes of name in no byte", FIRST
     ),
     "name-prefix": Attack(many(plain("ab"), entry(0, None, name("c", prefix=3), sizes(2))), "a prefix beyond the stem",
                           "header, tensor 1"),
@@ -175,7 +175,7 @@ ATTACKS: dict[str, Attack] = {
             plain("a" * 4000),
             *(entry(0, None, name(f"{k:04}", prefix=4000), sizes()) for k in range(4300)),
         ),
-        "17 MB of names in 60 kB, each most of the one before", "header, tensor 4190",
+        "17 MB of names in 60 kB: each repeats most of the one before", "header, tensor 4190",
     ),
     # Sections
     "section-short": Attack(one(HAN_2X3, n_bytes=len(HAN_2X3) + 1), "a section that reaches into the checksum", HEADER),
@@ -195,7 +195,7 @@ ATTACKS: dict[str, Attack] = {
     "nonzero-huge": Attack(one(varint((1 << 63) - 1) + HAN_2X3[1:]), "2^63 - 1 of 6 weights", SECTION),
     "nonzero-lies": Attack(one(b"\x02" + HAN_2X3[1:]), "2 weights announced, 3 coded", SECTION),
     "nonzero-empty-codebook": Attack(one(HAN_2X3, values=book()), "weights other than zero without a value", SECTION),
-    "nonzero-of-nothing": Attack(one(HAN_2X3, sizes(0, 3)), "3 weights of none", SECTION),
+    "nonzero-of-nothing": Attack(one(HAN_2X3, sizes(0, 3)), "3 weights in an empty tensor", SECTION),
     "han-width": Attack(han("111111 0"), "row ends of 63 bits", SECTION),
     "han-rows-fall": Attack(han("000011 010 001"), "a row that ends before it begins", SECTION),
     "han-entries": Attack(han("000011 000 111"), "7 entries for 6 weights", SECTION),

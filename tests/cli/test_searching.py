@@ -1,66 +1,86 @@
+"""`softshare tune`: a study of a task, its folder, and what is refused before anything is trained."""
+
 from __future__ import annotations
 
 import dataclasses
-import io
-import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from softshare.cli import main
+from cli_runs import run, tiny_experiment, write_task
 from softshare.config import CompressConfig, Gamma, RetrainConfig
 from softshare.result import Result
 from softshare.zoo import experiments
 from softshare.zoo.datasets import load_mnist
 
 
-def run(*args: object) -> int:
-    return main([str(arg) for arg in args])
-
-
 @pytest.fixture(autouse=True)
-def _mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("softshare.tune.study_folder.can_draw", lambda: False)  # figures take most of the time
+
+
+@pytest.fixture
+def mnist(monkeypatch: pytest.MonkeyPatch) -> str:
     """256 examples of each part of MNIST, one batch, and a pre-training of one epoch."""
     train, validation, test = (split[torch.arange(256)] for split in load_mnist())
     monkeypatch.setattr(experiments, "load_mnist", lambda: (train, validation, test))
     short = RetrainConfig(epochs=1, lr_weights=2e-3)
     short_one = dataclasses.replace(experiments.EXPERIMENTS["lenet-300-100"], pretrain=short)
     monkeypatch.setitem(experiments.EXPERIMENTS, "lenet-300-100", short_one)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", None)
+    return "lenet-300-100"
 
 
 def results(folder: Path) -> list[Result]:
     return [Result.load(path) for path in sorted(folder.glob("*/result.json"))]
 
 
-def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ["tune", "lenet-300-100", "--out", tmp_path / "s", "--epochs", 1, "--width", 0.02, "--error-bound", 100]
-    args.append("--no-symmetries")  # most of the time would be theirs, and most of the rest the figures'
-    monkeypatch.setattr("softshare.tune.study_folder.can_draw", lambda: False)
-    assert run(*args, "--trials", 1, "--device", "cpu") == 0
+def test_a_study_of_a_users_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings from a file, from --set and from options are held, and the others are searched."""
+    (tmp_path / "my.toml").write_text("width = 0.02\ncomponents = 3")
+    held = ["--config", tmp_path / "my.toml", "--set", "tau=0.1", "--epochs", 1]
+    args = ["tune", write_task(tmp_path), "--out", tmp_path / "s", *held, "--error-bound", 100, "--no-symmetries"]
+    assert run(*args, "--trials", 2) == 0
     out, err = capsys.readouterr()
-    assert "The front of 1 trials" in out
+    assert "The front of 2 trials" in out
+    assert "trials were pruned. All trials are in" in out.replace("\n", " ")
     assert "trial 0: error" in err
+    header = (tmp_path / "s" / "summary.csv").read_text().splitlines()[0].split(",")
+    assert "lr_means" in header
+    assert not {"width", "components", "tau", "epochs"} & set(header)
+    kept = results(tmp_path / "s" / "trials")
+    assert len({str(result.config) for result in kept}) == 2
+    for result in kept:
+        config = CompressConfig.from_dict(result.config)
+        assert (config.prior.width, config.prior.components, config.retrain.tau) == (0.02, 3, 0.1)
+
+
+@pytest.mark.slow
+def test_an_experiment(
+    mnist: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["tune", mnist, "--out", tmp_path / "s", "--epochs", 1, "--width", 0.02, "--error-bound", 100]
+    args.append("--no-symmetries")  # these would take most of the time
+    assert run(*args, "--trials", 1, "--device", "cpu") == 0
     monkeypatch.setattr("softshare.zoo.experiments.pretrain_", lambda *_: pytest.fail("it was pre-trained twice"))
     assert run(*args, "--trials", 2, "--device", "cpu") == 0
     kept = results(tmp_path / "s" / "trials")
-    assert [(r.experiment, r.method, r.dataset) for r in kept] == [
-        ("lenet-300-100", "softshare", "MNIST, validation")
-    ] * 2
+    assert [(r.experiment, r.method, r.dataset) for r in kept] == [(mnist, "softshare", "MNIST, validation")] * 2
     for result in kept:
         assert result.config["task"]["label_smoothing"] == 0.05
         assert (result.config["prior"]["width"], result.config["retrain"]["epochs"]) == (0.02, 1)  # held
-    assert len({str(r.config) for r in kept}) == 2
     capsys.readouterr()
-    assert run("verify", tmp_path / "s" / "front") == 0  # bytes and test errors as measured anew
+    assert run("verify", tmp_path / "s" / "front") == 0  # it measures the same bytes and test errors
     assert "could not be measured" not in capsys.readouterr().out
 
 
-def test_the_papers_settings(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_papers_settings(mnist: str, tmp_path: Path) -> None:
     held = ["--epochs", 1, "--free-precision-prior", "alpha=9,beta=2"]
-    args = ["tune", "lenet-300-100", "--config", "paper", "--out", tmp_path / "s", *held, "--error-bound", 100]
+    args = ["tune", mnist, "--config", "paper", "--out", tmp_path / "s", *held, "--error-bound", 100]
     assert run(*args, "--trials", 2, "--device", "cpu", "--sampler", "tpe") == 0
     header = (tmp_path / "s" / "summary.csv").read_text().splitlines()[0].split(",")
     assert {"mixing_prior.free", "zero_precision_prior.std", "init_std"} <= set(header)
@@ -75,31 +95,20 @@ def test_the_papers_settings(tmp_path: Path) -> None:
         assert config.prior.width is None
 
 
-@pytest.mark.parametrize(
-    ("args", "naming"),
-    [
-        (["tune", "lenet-300-100", "--sampler", "grid"], "Invalid value for '--sampler'"),
-        (["tune", "lenet-300-100", "--trials", 0], "trials: expected at least 1"),
-        (["tune", "lenet-9"], "expected one of lenet-300-100"),
-        (["tune", "lenet-300-100", "--storage", "nowhere"], "the study's storage: "),  # before anything is trained
-        (["tune", "lenet-300-100", "--width", "0"], "width: expected a number above 0"),
-    ],
-)
-def test_refusals(
-    args: list[object], naming: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them come before the pre-training."""
+    experiment = tiny_experiment(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("softshare.zoo.experiments.pretrain_", lambda *_: pytest.fail("it was pre-trained"))
-    assert run(*args) == 2
-    message = capsys.readouterr().err
-    assert naming in message
-    assert "Traceback" not in message
-
-
-def test_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = io.StringIO()
-    monkeypatch.setattr("sys.stdout", capture)
-    assert run("tune", "--help") == 0
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capture.getvalue()).split())
-    for flag in ("--trials", "--sampler", "--error-bound", "--storage", "--study", "--weights", "--config", "--tau"):
-        assert flag in text
+    for args, naming in (
+        ([experiment, "--sampler", "grid"], "Invalid value for '--sampler'"),
+        ([experiment, "--trials", 0], "trials: expected at least 1"),
+        (["lenet-9"], "expected one of lenet-300-100"),
+        ([experiment, "--storage", "nowhere"], "the study's storage: "),
+        ([experiment, "--width", "0"], "width: expected a number above 0"),
+        ([experiment, "--config", "papers"], "--config: expected a file or a preset"),
+    ):
+        assert run("tune", *args) == 2
+        message = capsys.readouterr().err
+        assert naming in message
+        assert "Traceback" not in message

@@ -1,3 +1,5 @@
+"""Whole files: their bytes, round trips, and what the reader and the writer refuse."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -62,7 +64,7 @@ def quantized(
 
 
 def tiny() -> QuantizedWeights:
-    """Three tensors and a tied name, in a little over a hundred bytes."""
+    """Three tensors and a tied name, in slightly more than a hundred bytes."""
     tensors = (random_shared("a", (3, 4)), random_shared("a.bias", (4,), torch.tensor([0.0, 3.0]), 1))
     return QuantizedWeights(tensors, {"n": torch.tensor([7, 300])}, {"c": "a"}, ("a", "n", "a.bias"))
 
@@ -94,7 +96,7 @@ HAN_FILE = han_file(book(-0.25, 0.5), book(0.1, dtype=F32), book(-2.0, dtype=BF1
 
 
 def han_weights() -> QuantizedWeights:
-    """What it holds. The codebook of -2.0 is stored in bfloat16 by the file, and in float16 by ourselves."""
+    """What the file holds. It stores the codebook of -2.0 in bfloat16; our writer stores it in float16."""
     fine, coarse = torch.tensor([0.0, 0.1]), torch.tensor([0.0, -2.0])
     tensors = (
         quantized("layers.0.weight", HAN_2X3_INDICES, (2, 3)),
@@ -113,7 +115,7 @@ def test_a_file_made_by_hand_decodes() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_bytes_of_a_file(dtype: Any) -> None:
-    """One dtype for all codebooks, as `codebook_dtype` has it; 0.1 rounds to it."""
+    """`codebook_dtype` is the dtype of all codebooks; 0.1 rounds to it."""
     number = {"float32": F32, "float16": F16, "bfloat16": BF16}[dtype]
     tenth = float(torch.tensor(0.1).to(getattr(torch, dtype)))
     books = (book(-0.25, 0.5, dtype=number), book(tenth, dtype=number), book(-2.0, dtype=number))
@@ -203,7 +205,7 @@ def weights(draw: st.DrawFn) -> QuantizedWeights:
 
 
 @pytest.mark.parametrize("name_", CODECS)
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(weights())
 def test_round_trip(name_: Codec, value: QuantizedWeights) -> None:
     data = codec.encode(value, EncodeConfig(name_))
@@ -214,22 +216,23 @@ def test_round_trip(name_: Codec, value: QuantizedWeights) -> None:
 
 
 SPECIAL: dict[str, Callable[[], QuantizedTensor]] = {
-    "no zero": lambda: random_shared("w", (20, 30), density=1.0),
-    "one value": lambda: quantized("w", torch.full((600,), 2), (20, 30)),
     "one weight": lambda: quantized("w", [1], ()),
-    "one weight of many": lambda: quantized("w", torch.arange(70_000) == 69_999, (7, 10_000)),
-    "huge gaps": lambda: quantized("w", (torch.arange(300_000) % 99_991 == 0) * 2, (3, 100_000)),
     "huge gaps in a convolution": lambda: quantized("w", torch.arange(90_000) % 29_989 == 0, (3, 10, 50, 60)),
     "65,536 values": lambda: quantized("w", torch.randperm(1 << 16, generator=torch.Generator().manual_seed(0)),
                                        (256, 256), torch.arange(1 << 16, dtype=torch.float32)),
-    "a long vector": lambda: random_shared("w", (5000,), torch.arange(40.0), 3, density=0.05),
-    "a tall matrix": lambda: random_shared("w", (3000, 1), torch.arange(40.0), 3, density=0.05),
     "64 dimensions": lambda: random_shared("w", (2, 3, *[1] * 60, 2, 5), torch.arange(4.0), 5),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name_", CODECS)
-@pytest.mark.parametrize("case", SPECIAL)
+@pytest.mark.parametrize(
+    ("name_", "case"),
+    [
+        ("han", "one weight"),
+        ("adaptive", "huge gaps in a convolution"),
+        ("han", "65,536 values"),
+        ("adaptive", "64 dimensions"),
+    ],
+)
 def test_round_trip_of_special_tensors(name_: Codec, case: str) -> None:
     value = QuantizedWeights((SPECIAL[case](),), {}, {})
     config = EncodeConfig(name_, codebook_dtype="float32")
@@ -247,7 +250,7 @@ def test_round_trip_of_a_network(name_: Codec) -> None:
 
 
 def test_tensors_keep_their_order() -> None:
-    """Shared and rest as the network has them; without an order, the shared ones first."""
+    """Shared and rest stay in the network's order. Without an order, the shared ones come first."""
     value = tiny()
     assert list(codec.decode(codec.encode(value)).tensors) == ["a", "n", "a.bias"]
     unordered = dataclasses.replace(value, order=())
@@ -307,7 +310,7 @@ def test_without_names(name_: Codec, tmp_path: Path) -> None:
 def test_without_names_or_a_network(tmp_path: Path) -> None:
     data = codec.encode(net_weights(), EncodeConfig("han", names="none"))
     (tmp_path / "m.sws").write_bytes(data)
-    message = r"written with names='none': .* load_into_\(model, path\) or load\(path, like=model\)"
+    message = r"no names and shapes \(names='none'\): .* load_into_\(model, path\) or load\(path, like=model\)"
     with pytest.raises(ConfigError, match=message):
         codec.decode(data)
     with pytest.raises(ConfigError, match=message):
@@ -326,7 +329,7 @@ def test_a_network_does_not_matter_to_a_file_with_names() -> None:
 
 
 def test_without_names_the_number_of_tensors_must_be_the_networks(tmp_path: Path) -> None:
-    """An error of the network given, so a ModelError (docs/format.md 10)."""
+    """The given network is wrong, so the error is a ModelError (docs/format.md 10)."""
     path = tmp_path / "m.sws"
     codec.save(net_weights(), path, EncodeConfig("han", names="none"))
     with pytest.raises(ModelError, match="10"):
@@ -346,25 +349,24 @@ def test_without_names_the_number_of_tensors_must_be_the_networks(tmp_path: Path
     [
         (
             QuantizedWeights((random_shared("a", (2,)),), {"a": torch.zeros(1)}, {}),
-            r"every name once.*got \['a', 'a'\]",
+            r"each name once.*got \['a', 'a'\]",
         ),
-        (QuantizedWeights((random_shared("a", (2,)), random_shared("a", (2,))), {}, {}), "every name once"),
+        (QuantizedWeights((random_shared("a", (2,)), random_shared("a", (2,))), {}, {}), "each name once"),
         (QuantizedWeights((random_shared("a", (2,)),), {}, {"b": "c"}), r"names of stored tensors, got \['c'\]"),
-        (QuantizedWeights((random_shared("a", (2,)),), {}, {"a": "a"}), r"every name once, got more of \['a'\]"),
-        (QuantizedWeights((random_shared("a", (2,)),), {}, {}, ("b",)), "an order of just these names"),
-        (QuantizedWeights((random_shared("a", (2,)),), {}, {}, ("a", "a")), "an order of just these names"),
+        (QuantizedWeights((random_shared("a", (2,)),), {}, {"a": "a"}), r"each name once, got \['a'\] more than once"),
+        (QuantizedWeights((random_shared("a", (2,)),), {}, {}, ("b",)), "an order of exactly these names"),
+        (QuantizedWeights((random_shared("a", (2,)),), {}, {}, ("a", "a")), "an order of exactly these names"),
         (QuantizedWeights((random_shared("a\n", (2,)),), {}, {}), "without control characters"),
         (QuantizedWeights((random_shared("", (2,)),), {}, {}), "a name of 1 to 4096 bytes, got 0"),
         (QuantizedWeights((random_shared("a", (2,)),), {}, {"\ud800": "a"}), "a name in UTF-8"),
         (QuantizedWeights((random_shared("a", (1,) * 65),), {}, {}), "at most 64 sizes"),
     ],
 )
-@pytest.mark.parametrize("names", ["keep", "none"])
-def test_refuses_to_encode(value: QuantizedWeights, message: str, names: Any) -> None:
-    if names == "none" and "name" not in message:
-        return
-    with pytest.raises(ModelError, match=message):
-        codec.encode(value, EncodeConfig("han", names=names))
+def test_refuses_to_encode(value: QuantizedWeights, message: str) -> None:
+    """With or without names in the file."""
+    for config in (EncodeConfig("han"), EncodeConfig("han", names="none")):
+        with pytest.raises(ModelError, match=message):
+            codec.encode(value, config)
 
 
 def test_a_network_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +392,7 @@ def test_a_network_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"\x89SWS", "prefix", 0, "got b''"),  # four bytes are the checksum's
         (b"\x89SWS" + bytes(4), "prefix", 4, "expected 1 more bytes, got 0"),
         (seal(head(version=0) + b"\0\0\0"), "prefix", 4, "expected version 1, got 0"),
-        (seal(head(version=2) + b"\0\0\0"), "prefix", 4, "expected version 1, got 2: another version of softshare"),
+        (seal(head(version=2) + b"\0\0\0"), "prefix", 4, "expected version 1, got 2. Another version of softshare"),
         (head(version=2) + b"whatever comes", "prefix", 4, "expected version 1, got 2"),  # before the checksum
         (seal(head(magic=b"\x89sws") + b"\0\0\0"), "prefix", 0, r"got b'\x89sws'"),
         (seal(head() + b"\0\0\0") + b"x", "checksum", 10, ": the file is damaged or cut short"),
@@ -443,7 +445,7 @@ def test_every_changed_byte_is_noticed(name_: Codec) -> None:
 
 
 def outcome(data: bytes) -> QuantizedWeights | FormatError:
-    """Nothing but one of the two."""
+    """One of these two and nothing else."""
     try:
         return codec.decode(data, max_bytes=1 << 20)
     except FormatError as error:
@@ -451,7 +453,7 @@ def outcome(data: bytes) -> QuantizedWeights | FormatError:
 
 
 def check_consistent(data: bytes) -> bool:
-    """Whether it decodes; if so, to what its header says, and else to an error with a place."""
+    """Whether it decodes. It must decode to what its header says, or raise an error with a place."""
     back = outcome(data)
     if isinstance(back, FormatError):
         assert back.section is not None
@@ -476,7 +478,7 @@ def check_consistent(data: bytes) -> bool:
 
 @pytest.mark.parametrize("name_", CODECS)
 def test_any_changed_byte_under_a_right_checksum(name_: Codec) -> None:
-    """The reader alone stands between these and the caller: every byte, and values that say much."""
+    """The checksum does not protect the caller here, only the reader does: every byte, with telling values."""
     body = codec.encode(tiny(), EncodeConfig(name_))[:-4]
     outcomes = []
     for k in range(len(body)):
@@ -503,8 +505,7 @@ def test_any_bytes_under_a_right_checksum(tail: bytes, adaptive: bool) -> None:
 # Limits
 
 
-@pytest.mark.parametrize("flag", [HAN, ADAPTIVE])
-@pytest.mark.parametrize("kind", [None, shared(F16), rest(I64, planes=True)])
+@pytest.mark.parametrize(("flag", "kind"), [(HAN, None), (ADAPTIVE, shared(F16)), (HAN, rest(I64, planes=True))])
 def test_a_small_file_of_half_a_trillion_weights(flag: int, kind: bytes | None, tmp_path: Path) -> None:
     data = sws([book(0.5)], [entry(0, kind, name("weight"), sizes(1 << 39))], codec=flag)
     assert len(data) < 100
@@ -545,7 +546,7 @@ def test_empty_tensors_beside_large_sizes_cost_nothing() -> None:
 
 
 def test_many_tensors(tmp_path: Path) -> None:
-    path, n = tmp_path / "m.sws", 1 << 13
+    path, n = tmp_path / "m.sws", 1 << 11
     path.write_bytes(sws([book(0.5)], [entry(0, None, name(f"{k}"), sizes()) for k in range(n)]))
     assert list(codec.load(path)) == [f"{k}" for k in range(n)]
     model = nn.ParameterList([torch.ones(()) for _ in range(n)])
@@ -564,7 +565,7 @@ def test_check_finds_what_no_file_can_hold_and_codes_nothing(monkeypatch: pytest
     codec.check(tiny())
     large = QuantizedWeights((), {"b": torch.tensor([1e6])}, {})
     codec.check(large)
-    with pytest.raises(ModelError, match="'b' holds values beyond the range of float16"):
+    with pytest.raises(ModelError, match="'b': expected values within the range of float16"):
         codec.check(large, EncodeConfig(rest_dtype="float16"))
     with pytest.raises(ModelError, match="control characters"):
         codec.check(QuantizedWeights((), {"b\n": torch.tensor([1.0])}, {}))

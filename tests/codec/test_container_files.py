@@ -1,4 +1,4 @@
-"""Files on the disk: saved whole or not at all, loaded in part, copied into a network, inspected, coded in threads."""
+"""Files on disk: saved whole or not at all, loaded in part, copied into a network, inspected, coded in threads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from by_hand import F32, HAN_2X3, book, entry, head, listed, name, rest, seal, s
 from samples import CODEBOOK, Net, net_weights
 from samples import shared as random_shared
 from softshare import codec
-from softshare.codec import container
+from softshare.codec import container, han
 from softshare.codec import shared_section as shared_module
-from softshare.codec import han
 from softshare.config import EncodeConfig
 from softshare.config.stages import Codec
 from softshare.errors import ConfigError, FormatError, ModelError
@@ -35,7 +34,7 @@ CODECS: list[Codec] = ["han", "adaptive"]
 
 
 def plain(n: int = 12, size: int = 40) -> QuantizedWeights:
-    """Many matrices and nothing else."""
+    """Many matrices and no other tensors."""
     tensors = tuple(random_shared(f"layers.{k}.weight", (k + 1, size), CODEBOOK, k) for k in range(n))
     return QuantizedWeights(tensors, {}, {})
 
@@ -73,13 +72,21 @@ def failing(error: type[BaseException]) -> Callable[..., Any]:
     return fail
 
 
-@pytest.mark.parametrize("old", [None, b"old"])
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("where", ["fsync", "replace", "encode"])
-def test_a_failed_save_leaves_all_as_it_was(
+@pytest.mark.parametrize(
+    ("where", "error", "old"),
+    [
+        ("fsync", OSError, None),
+        ("fsync", KeyboardInterrupt, b"old"),
+        ("replace", OSError, b"old"),
+        ("replace", MemoryError, None),
+        ("encode", OSError, b"old"),
+        ("encode", KeyboardInterrupt, None),
+    ],
+)
+def test_a_failed_save_changes_nothing(
     where: str, error: type[BaseException], old: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On writing, on renaming, and in the middle of the tensors."""
+    """It fails on writing, on renaming, and in the middle of the tensors."""
     path = tmp_path / "model.sws"
     if old is not None:
         path.write_bytes(old)
@@ -164,9 +171,9 @@ def test_load_decodes_what_is_asked_for_and_no_more(tmp_path: Path, monkeypatch:
     assert decoded == []
 
 
-@pytest.mark.parametrize("names", [["a"], ["c"], ["c", "a"], ("a", "c"), {"a"}])
+@pytest.mark.parametrize("names", [["c"], ("c", "a"), {"a"}])
 def test_load_does_not_see_what_is_wrong_elsewhere(names: Any, tmp_path: Path) -> None:
-    """`b` has garbage for a code, under a right checksum; `c` is tied to `a`."""
+    """`b` has garbage for a code, under a right checksum. `c` is tied to `a`."""
     path = tmp_path / "m.sws"
     path.write_bytes(two_tensors(second=b"\x01garbage"))
     state = codec.load(path, names)
@@ -189,7 +196,7 @@ def test_load_checks_the_checksum_of_the_whole_file(tmp_path: Path) -> None:
 
 def test_load_of_unknown_names(tmp_path: Path) -> None:
     (tmp_path / "m.sws").write_bytes(two_tensors())
-    with pytest.raises(ConfigError, match=r"holds no tensor x, y; it holds a, b, c"):
+    with pytest.raises(ConfigError, match=r"expected tensors of the file \(a, b, c\), got x, y"):
         codec.load(tmp_path / "m.sws", ["x", "a", "y"])
 
 
@@ -231,7 +238,7 @@ def test_load_into_another_precision_rounds(tmp_path: Path) -> None:
 
 
 def test_load_into_lists_every_mismatch_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are known from the header: nothing is decoded."""
+    """The header shows them all, so nothing is decoded."""
     path = tmp_path / "model.sws"
     weights = net_weights()
     others = {"norm.num_batches_tracked": torch.tensor(0.5), "extra": torch.zeros(2)}
@@ -278,7 +285,7 @@ def test_load_into_of_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
 
 
 class Counting:
-    """A codec whose decoded arrays are counted for as long as they live."""
+    """A codec that counts its decoded arrays while they live."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -304,9 +311,9 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(40, k + 1, bias=False) for k in range(n)])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", [1, 4])
 def test_load_into_holds_a_few_tensors_at_a_time(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 at most one to each thread, with the one being copied and the one before it."""
+    """At most one of 40 in each thread, the one that is copied, and the one before it."""
     codec.save(plain(40), tmp_path / "m.sws", HAN)
     counting = Counting()
     monkeypatch.setattr(shared_module, "coder", lambda _: counting)
@@ -319,7 +326,7 @@ def test_load_into_holds_a_few_tensors_at_a_time(threads: int, tmp_path: Path, m
     assert torch.equal(model.state_dict()["layers.39.weight"], plain(40).state_dict()["layers.39.weight"])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_results_wait_than_there_are_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "THREADS_FROM", 1)
     taken = []
@@ -331,11 +338,11 @@ def test_no_more_results_wait_than_there_are_threads(threads: int, monkeypatch: 
 
     for used, result in enumerate(container._in_order(lambda k: -k, items(), 99, threads)):
         assert result == -used
-        assert len(taken) - used <= threads  # this one and those that wait
+        assert len(taken) - used <= threads  # this result and those that wait
     assert len(taken) == 20
 
 
-def test_threads_are_used_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_used_only_for_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def threads_of(n_weights: int, threads: int | None) -> set[str]:
         names = container._in_order(lambda _: threading.current_thread().name, range(9), n_weights, threads)
         return set(names)
@@ -400,8 +407,7 @@ def test_inspect_by_hand(tmp_path: Path) -> None:
     assert info.overhead_bytes == len(data) - 6 - 12
 
 
-@pytest.mark.parametrize("codec_name", CODECS)
-@pytest.mark.parametrize("names", ["keep", "none"])
+@pytest.mark.parametrize(("codec_name", "names"), [("han", "keep"), ("adaptive", "none")])
 def test_inspect_decodes_nothing_and_tells_the_truth(
     codec_name: Codec, names: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +435,7 @@ def test_inspect_decodes_nothing_and_tells_the_truth(
 
 
 def test_inspect_reads_little_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A section's first bytes only: the file is sparse, and reading it all would take its 8 GiB."""
+    """Only the first bytes of a section. The file is sparse, and reading it whole would mean 8 GiB."""
     path, size = tmp_path / "m.sws", 1 << 33
     with path.open("wb") as file:
         file.write(head() + listed([book(0.5)]) + listed([entry(size, None, name("a"), sizes(1 << 36))]) + b"\0\x07")
@@ -481,10 +487,9 @@ def test_inspect_of_a_section_that_begins_wrong(section: bytes) -> None:
 # Overhead
 
 
-@pytest.mark.parametrize("codec_name", CODECS)
-@pytest.mark.parametrize(("names", "most"), [("keep", 150), ("none", 60)])
+@pytest.mark.parametrize(("codec_name", "names", "most"), [("han", "keep", 150), ("adaptive", "none", 60)])
 def test_overhead_of_lenet_5(codec_name: Codec, names: Any, most: int) -> None:
-    """17 values, so a codebook of 33 bytes in it."""
+    """It includes a codebook of 17 values in 33 bytes."""
     state = LeNet5Caffe().state_dict()
     codebook = torch.cat([torch.zeros(1), torch.linspace(0.01, 0.5, 16)])
     tensors = tuple(
@@ -498,7 +503,7 @@ def test_overhead_of_lenet_5(codec_name: Codec, names: Any, most: int) -> None:
 
 
 def test_a_file_that_ends_within_a_section_is_no_file(tmp_path: Path) -> None:
-    """As left by a copy that was cut short, and sealed anew."""
+    """A copy was cut short, and then got a new checksum."""
     (tmp_path / "m.sws").write_bytes(seal(two_tensors()[:-6]))
     with pytest.raises(FormatError, match=r"m\.sws: header, byte \d+: expected sections that end at byte"):
         codec.load(tmp_path / "m.sws")

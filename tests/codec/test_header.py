@@ -1,3 +1,5 @@
+"""The header, byte by byte, and every error in it."""
+
 from __future__ import annotations
 
 import io
@@ -59,7 +61,7 @@ def values(*numbers: float) -> np.ndarray:
 
 
 def read(data: bytes, layout: list[tuple[str, tuple[int, ...]]] | None = None) -> Header:
-    """Of a file without its checksum."""
+    """The header of a file that has no checksum."""
     reader = Reader(io.BytesIO(data), len(data))
     read_prefix(reader)
     return read_header(reader, layout)
@@ -72,7 +74,7 @@ def header(*entries: Entry, tied: dict[str, str] | None = None, books: int = 1) 
 PLAIN = Shared("float32", 0)
 BLOCK = "transformer.encoder.layers.11.self_attention"  # 44 bytes
 
-# All at once: what it says, and its bytes piece by piece.
+# Everything a header can hold, and its bytes piece by piece.
 EVERYTHING = Header(
     "adaptive",
     True,
@@ -181,7 +183,7 @@ def test_bytes_without_names() -> None:
 
 
 def test_what_a_writer_may_choose() -> None:
-    """Prefix and suffix are free: the same names without either, and with a prefix that splits a character."""
+    """A writer may leave out prefix and suffix, and a prefix may split a character."""
     names = ["ä.weight", "ö.weight", "ö.bias"]
     spelled = [
         [name("ä.weight"), name("ö.weight"), name("ö.bias")],
@@ -203,7 +205,7 @@ def test_any_names_come_back(names: list[str]) -> None:
 
 
 def test_names_share_as_much_as_they_can() -> None:
-    """The stem of a name that begins like the one before it costs two bytes and what is new."""
+    """If a name begins like the one before it, its stem costs two bytes and its new characters."""
     names = [f"{BLOCK}.{k}.weight" for k in range(10)]
     sizes_ = [len(pack_header(header(*(Entry(n, (7,), PLAIN, 0) for n in names[:k])))) for k in (1, 9, 10)]
     assert sizes_[2] - sizes_[1] == 1 + 2 + 1 + 1 + 1  # length; prefix of 31 + 14; how many; which; VECTOR
@@ -235,7 +237,7 @@ def test_every_value_of_16_bits_comes_back(dtype: str) -> None:
     assert unpack_values(data, dtype).tobytes() == finite.numpy().tobytes()
 
 
-# Errors: each file is right up to `before`, where what is wrong begins
+# Errors: each file is right up to the end of `before`
 
 ONE = head() + listed([book(0.5)])  # up to the number of entries
 FIRST = ONE + b"\1"  # up to the first entry
@@ -255,13 +257,13 @@ HEADER_ERRORS = {
     "no flags": (head()[:5], b"", "header", cut(1)),
     "codebooks not minimal": (head(), b"\x80\x00\0\0", "header", "in as few bytes as it needs, got 0"),
     "codebooks endless": (head(), b"\xff" * 40, "header", "an integer below 2^63, got 'a longer one'"),
-    "codebooks without bytes": (head(), varint(9) + bytes(8), "header", "expected fewer codebooks, got 9"),
-    "too many codebooks": (head(), varint(65_537) + bytes(70_000), "header", "expected fewer codebooks, got 65537"),
+    "codebooks without bytes": (head(), varint(9) + bytes(8), "header", "expected at most 8 codebooks, got 9"),
+    "too many codebooks": (head(), varint(65_537) + bytes(70_000), "header", "at most 65536 codebooks, got 65537"),
     "codebook dtype": (BOOKS, varint(4 + 3) + bytes(9), "codebook 1", "expected a dtype below 3, got 3"),
     "codebook too large": (BOOKS, varint(4 * 65_537), "codebook 1", "fewer than 65537 values other than 0, got 65537"),
     "codebook cut": (BOOKS + varint(4 * 9), b"abcd", "codebook 1", "expected 36 more bytes, got 4"),
-    "entries without bytes": (ONE, varint(9) + bytes(8), "header", "expected fewer tensors, got 9"),
-    "too many entries": (ONE, varint(65_537) + bytes(70_000), "header", "expected fewer tensors, got 65537"),
+    "entries without bytes": (ONE, varint(9) + bytes(8), "header", "expected at most 8 tensors, got 9"),
+    "too many entries": (ONE, varint(65_537) + bytes(70_000), "header", "expected at most 65536 tensors, got 65537"),
     "no entries": (ONE, b"", "header", cut(1)),
     "no length": (ONE + b"\2" + entry(0, None, name("a"), sizes(1)), b"", "header, tensor 1", cut(1)),
     "length not minimal": (FIRST, b"\x81\x00\0\0", "header, tensor 0", "in as few bytes as it needs, got 0"),
@@ -333,16 +335,16 @@ HEADER_ERRORS = {
     ),
     "a name twice": (
         ONE + listed([entry(0, None, name(n), sizes(1)) for n in "aba"]) + b"\0",
-        b"", "header", "every name once, got more of ['a']",
+        b"", "header", "each name once, got ['a'] more than once",
     ),
     "a name spelled twice": (
         ONE + listed([entry(0, None, n, sizes(1)) for n in (name("a", WEIGHT), name(".weight", prefix=1))]) + b"\0",
-        b"", "header", "every name once, got more of ['a.weight']",
+        b"", "header", "each name once, got ['a.weight'] more than once",
     ),
-    "tied without bytes": (TIED, varint(9) + bytes(8), "header, tied names", "expected fewer tied names, got 9"),
-    "too many tied": (TIED, varint(65_537) + bytes(70_000), "header, tied names", "fewer tied names, got 65537"),
+    "tied without bytes": (TIED, varint(9) + bytes(8), "header, tied names", "expected at most 8 tied names, got 9"),
+    "too many tied": (TIED, varint(65_537) + bytes(70_000), "header, tied names", "at most 65536 tied names, got"),
     "tied to nothing": (TIED + b"\1", name("b") + b"\1", "header, tied names", "expected a tensor below 1, got 1"),
-    "tied to itself": (TIED + b"\1" + name("a") + b"\0", b"", "header", "every name once, got more of ['a']"),
+    "tied to itself": (TIED + b"\1" + name("a") + b"\0", b"", "header", "each name once, got ['a'] more than once"),
     "tied twice": (TIED + b"\2" + name("b") + b"\0", name("b") + b"\0", "header, tied names", "once, got 'b'"),
     "tied control character": (TIED + b"\1", name("\n") + b"\0", "header, tied names", "without control characters"),
     "sections too short": (
@@ -390,9 +392,18 @@ def test_refuses_a_stored_dtype_that_is_not_narrower(dtype: int, stored: int) ->
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(
-    "wrong", [(NAN,), (1.0, NAN), (INF,), (1.0, -INF), (0.0,), (-0.0, 1.0), (1.0, 0.0), (1.0, -0.5)]
+    ("dtype", "wrong"),
+    [
+        (F32, (NAN,)),
+        (F16, (1.0, NAN)),
+        (BF16, (INF,)),
+        (F32, (1.0, -INF)),
+        (F16, (0.0,)),
+        (BF16, (-0.0, 1.0)),
+        (F32, (1.0, 0.0)),
+        (F16, (1.0, -0.5)),
+    ],
 )
 def test_refuses_a_codebook(dtype: int, wrong: tuple[float, ...]) -> None:
     data = seal(BOOKS + book(*wrong, dtype=dtype) + b"\0\0")
@@ -426,7 +437,7 @@ def test_what_is_just_within_the_limits() -> None:
 
 
 def test_every_truncation_of_a_header_is_noticed() -> None:
-    """With a checksum that fits, so that the header's own reader has to."""
+    """The checksum is right, so the reader of the header has to notice."""
     data = b"".join(PIECES) + bytes(sum(e.n_bytes for e in EVERYTHING.entries))
     assert len(read(data).entries) == 14
     for length in range(6, len(data)):
@@ -472,9 +483,9 @@ def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(header_module, "MAX_ENTRIES", 3)
     names = [name(c) for c in "abcd"]
     assert len(codec.inspect(names_file(names[:3], [name(c) + b"\0" for c in "xyz"])).tensors) == 3
-    with pytest.raises(FormatError, match="fewer tensors, got 4"):
+    with pytest.raises(FormatError, match="at most 3 tensors, got 4"):
         codec.inspect(names_file(names))
-    with pytest.raises(FormatError, match="fewer tied names, got 4"):
+    with pytest.raises(FormatError, match="at most 3 tied names, got 4"):
         codec.inspect(names_file(names[:1], [name(c) + b"\0" for c in "wxyz"]))
     with pytest.raises(ModelError, match="at most 3 names"):
         check_writable(header(*(Entry(c, (1,), PLAIN, 0) for c in "abcd")))
@@ -483,12 +494,12 @@ def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_number_of_codebooks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(header_module, "MAX_CODEBOOKS", 2)
     assert len(read(head() + listed([book()] * 2) + b"\0\0").codebooks) == 2
-    with pytest.raises(FormatError, match="fewer codebooks, got 3"):
+    with pytest.raises(FormatError, match="at most 2 codebooks, got 3"):
         read(head() + listed([book()] * 3) + b"\0\0")
 
 
 def test_the_largest_codebook() -> None:
-    """65,537 values with the zero, as in docs/format.md 7."""
+    """It has 65,537 values with the zero (docs/format.md 7)."""
     data = head() + listed([varint(4 * 65_536 + F16) + struct.pack("<e", 0.5) * 65_536]) + b"\0\0"
     assert read(data).codebooks[0].values.tolist() == [0.0, *[0.5] * 65_536]
 
@@ -508,7 +519,7 @@ def test_the_size_of_a_codebook_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
         (header(Entry("\ud800", (1,), PLAIN, 0)), "a name in UTF-8"),
         (header(Entry("a", (1,) * 65, PLAIN, 0)), "at most 64 sizes"),
         (header(Entry("a", (0, 1 << 41), PLAIN, 0)), "at most 64 sizes of at most 1099511627776 values"),
-        (header(Entry("a", (1,), PLAIN, 0), tied={"a": "a"}), r"every name once, got more of \['a'\]"),
+        (header(Entry("a", (1,), PLAIN, 0), tied={"a": "a"}), r"each name once, got \['a'\] more than once"),
         (header(Entry("a", (1 << 40,), PLAIN, 0), Entry("b", (1,), PLAIN, 0)), "values over all tensors"),
         (Header("han", True, (Codebook(values(1.0, NAN), "float32"),), (), {}), "finite values"),
     ],

@@ -1,3 +1,5 @@
+"""What `inspect` reports of a file."""
+
 from __future__ import annotations
 
 import json

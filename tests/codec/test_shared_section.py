@@ -1,3 +1,5 @@
+"""Shared tensors: their section, its errors, and the rounding of their codebook."""
+
 from __future__ import annotations
 
 import types
@@ -52,7 +54,7 @@ def only(t: QuantizedTensor) -> QuantizedWeights:
 
 
 def one(section: bytes, shape: tuple[int, ...] = (2, 3), values: bytes = book(-0.25, 0.5), codec: int = HAN) -> bytes:
-    """A file of one shared tensor."""
+    """A file with one shared tensor."""
     return sws([values], [entry(len(section), None, name("a"), sizes(*shape))], section, codec=codec)
 
 
@@ -77,15 +79,16 @@ def test_bytes_of_a_section() -> None:
 
 
 @pytest.mark.parametrize("name_", ["han", "adaptive"])
-@pytest.mark.parametrize("shape", [(2, 3), (), (0,), (0, 5), (4, 0, 2), (9,)])
-def test_zeros_take_no_byte(name_: str, shape: tuple[int, ...]) -> None:
-    n = int(np.prod(shape))
-    assert module.encode(tensor([0] * n, shape), name_) == b""
-    entry_ = Entry("a", shape, Shared("float16", 0), 0)
-    back = module.decode(b"", entry_, Codebook(np.zeros(1, np.float32), "float16"), name_)
-    assert back.dense().shape == shape
-    assert back.dtype == torch.float16
-    assert back.indices.tolist() == [0] * n
+def test_zeros_take_no_byte(name_: str) -> None:
+    shapes: list[tuple[int, ...]] = [(2, 3), (), (0,), (0, 5), (4, 0, 2), (9,)]
+    for shape in shapes:
+        n = int(np.prod(shape))
+        assert module.encode(tensor([0] * n, shape), name_) == b""
+        entry_ = Entry("a", shape, Shared("float16", 0), 0)
+        back = module.decode(b"", entry_, Codebook(np.zeros(1, np.float32), "float16"), name_)
+        assert back.dense().shape == shape
+        assert back.dtype == torch.float16
+        assert back.indices.tolist() == [0] * n
 
 
 @pytest.mark.parametrize(
@@ -179,13 +182,12 @@ def test_refuses_a_section(case: str) -> None:
     assert (caught.value.section, caught.value.offset) == ("tensor 'a'", len(data) - 4 - len(section))
 
 
-@pytest.mark.parametrize("codec_", [HAN, ADAPTIVE])
 @pytest.mark.parametrize(
-    ("indices", "problem"),
+    ("codec_", "indices", "problem"),
     [
-        ([0, 2, 2, 0, 3, 0], "expected 3 non-zero indices below 3, got 3 up to 3"),
-        ([0, 2, 2, 0, 0, 0], "expected 3 non-zero indices below 3, got 2 up to 2"),
-        ([1, 2, 2, 0, 2, 0], "expected 3 non-zero indices below 3, got 4 up to 2"),
+        (HAN, [0, 2, 2, 0, 3, 0], "expected 3 non-zero indices below 3, got 3 up to 3"),
+        (ADAPTIVE, [0, 2, 2, 0, 0, 0], "expected 3 non-zero indices below 3, got 2 up to 2"),
+        (HAN, [1, 2, 2, 0, 2, 0], "expected 3 non-zero indices below 3, got 4 up to 2"),
     ],
 )
 def test_what_any_codec_decodes_is_checked(
@@ -203,7 +205,7 @@ def test_what_any_codec_decodes_is_checked(
 
 
 def test_any_file_that_passes_decodes_to_finite_weights() -> None:
-    """A codebook's value that is finite in float32 but not in the tensor's dtype (docs/format.md 11)."""
+    """A value of the codebook may be finite in float32 but not in the tensor's dtype (docs/format.md 11)."""
     kind = entry(len(HAN_2X3), shared(F16), name("a"), sizes(2, 3))
     data = sws([book(1.0, 1e6, dtype=F32)], [kind], HAN_2X3)
     with pytest.raises(FormatError, match=r"expected .*float16.* got"):
@@ -220,7 +222,7 @@ def test_refuses_to_write_weights_that_would_be_infinite() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(st.floats(2.0**-14, 60_000, width=32), max_size=20))
 def test_a_codebook_is_rounded_as_torch_does(dtype: str, magnitudes: list[float]) -> None:
     codebook = torch.tensor([0.0, *(v * (-1) ** k for k, v in enumerate(sorted(magnitudes)))])
@@ -262,7 +264,7 @@ def test_float16_rounds_by_at_most_1_in_2048() -> None:
     ("dtype", "values", "lost"),
     [
         ("float16", [1.0, 65520.0], "65520"),  # the first that rounds to infinity
-        ("float16", [2.0**-25, 1.0], "2.98023e-08"),  # half of the smallest: to even, so 0
+        ("float16", [2.0**-25, 1.0], "2.98023e-08"),  # half of the smallest: it rounds to even, 0
         ("float16", [-1e-10, 1.0], "-1e-10"),
         ("bfloat16", [1.0, 3.4e38], "3.4e+38"),
         ("bfloat16", [1e-45, 1.0], "1.4013e-45"),
@@ -271,7 +273,7 @@ def test_float16_rounds_by_at_most_1_in_2048() -> None:
 def test_refuses_to_lose_a_value(dtype: str, values: list[float], lost: str) -> None:
     with pytest.raises(ModelError) as caught:
         round_to(dtype, torch.tensor([0.0, *values]))
-    assert f"'a': {dtype} cannot hold {lost} of its codebook" in str(caught.value)
+    assert f"'a': expected a codebook that {dtype} can hold, got {lost}. Set" in str(caught.value)
     assert round_to("auto", torch.tensor([0.0, *values])).dtype == "float32"
 
 
@@ -294,7 +296,7 @@ def test_values_that_round_to_one_stay_two() -> None:
     assert back.indices.tolist() == [1, 2, 0]
 
 
-# What is no QuantizedTensor
+# Broken promises of a QuantizedTensor
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""A tensor as a matrix, and the dtype of its indices."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Variable-length integers and the reader of bytes."""
+
 from __future__ import annotations
 
 import io
@@ -70,7 +72,7 @@ def test_refuses_a_varint(data: bytes, offset: int, problem: str) -> None:
 
 @given(st.binary(max_size=12))
 def test_a_varint_has_one_form(data: bytes) -> None:
-    """What is read is what would be written: no two byte strings give one value."""
+    """The reader accepts only what the writer writes: no two byte strings give one value."""
     r = reader(data)
     try:
         value = r.varint()
@@ -98,7 +100,7 @@ def test_nothing_is_read_for_a_length_beyond_the_end(monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_shrinks_while_it_is_read() -> None:
     r = Reader(io.BytesIO(b"abc"), 10, "part")
-    with pytest.raises(FormatError, match="part, byte 0: expected 5 more bytes, got 3: the file has changed"):
+    with pytest.raises(FormatError, match="part, byte 0: expected 5 more bytes, got 3: the file changed"):
         r.take(5)
 
 

@@ -1,4 +1,4 @@
-"""Files from a checkpoint alone: the targets, what is shared, ties, refusals."""
+"""Files from a checkpoint without data: targets, shared tensors, ties, refusals."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def state() -> dict[str, Tensor]:
 
 
 def relative_error(a: Tensor, b: Tensor) -> float:
-    """Of `a` to `b`, by root mean squares."""
+    """The error of `a` against `b`, by root mean squares."""
     return float((a.double() - b.double()).square().mean().sqrt() / b.double().square().mean().sqrt())
 
 
-@pytest.mark.parametrize("bits", [1.0, 2.5, 4, 8])
+@pytest.mark.parametrize("bits", [1.0, 4])
 def test_bits_are_met_from_below(state: dict[str, Tensor], bits: float, tmp_path: Path) -> None:
     fitted = ss.compress_weights(state, bits=bits)
     size = fitted.save(tmp_path / "model.sws")
@@ -46,11 +46,11 @@ def test_bits_are_met_from_below(state: dict[str, Tensor], bits: float, tmp_path
     assert 0.97 * bits <= 8 * size / n <= bits
 
 
-def test_with_no_goal_the_error_is_the_default(state: dict[str, Tensor]) -> None:
+def test_the_default_target_is_an_error_of_5_percent(state: dict[str, Tensor]) -> None:
     assert ss.compress_weights(state).data == ss.compress_weights(state, weight_error=0.05).data
 
 
-@pytest.mark.parametrize("wanted", [0.5, 0.1, 0.01, 0.001])
+@pytest.mark.parametrize("wanted", [0.5, 0.001])
 def test_errors_are_met_from_below(state: dict[str, Tensor], wanted: float, tmp_path: Path) -> None:
     fitted = ss.compress_weights(state, weight_error=wanted)
     fitted.save(tmp_path / "model.sws")
@@ -92,7 +92,7 @@ def test_a_file_gives_what_its_state_dict_gives(state: dict[str, Tensor], tmp_pa
 
 
 def test_a_file_is_opened_once(state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its header is as long as its list of tensors: read for each of them, it would take a square of their number."""
+    """Its header grows with the number of tensors. Reading it for each tensor would take quadratic time."""
     kept = state | {"empty": torch.zeros(0, 3), "b": torch.tensor([True, False, True]), "h": torch.ones(3).bfloat16()}
     safetensors.torch.save_file(kept, tmp_path / "model.safetensors")
     safe_open = Mock(wraps=safetensors.safe_open)
@@ -125,8 +125,9 @@ def test_a_file_that_is_gone(state: dict[str, Tensor], tmp_path: Path) -> None:
         checkpoint["a.bias"]
 
 
+@pytest.mark.slow
 def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
-    """Under both names in the file, as `save_file` of copies does, or left out, as `save_model` does."""
+    """The file has both names, as with `save_file` of copies, or one of them, as with `save_model`."""
     model = Transformer()
     both, once = tmp_path / "both.safetensors", tmp_path / "once.safetensors"
     safetensors.torch.save_file({n: t.clone() for n, t in model.state_dict().items()}, both)
@@ -139,7 +140,7 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
         ss.load_into_(fresh, tmp_path / "model.sws")
         assert fresh.head.weight is fresh.embedding.weight
         assert relative_error(fresh.head.weight.detach(), model.head.weight.detach()) <= 0.01
-    tied_rule = [ss.Rule("head.*", share=False)]  # a tied tensor answers to all of its names
+    tied_rule = [ss.Rule("head.*", share=False)]  # a rule may match any of its names
     for source in (both, once):
         kept = ss.compress_weights(source, weight_error=0.1, rules=tied_rule).quantized.rest
         assert {"embedding.weight", "head.weight"} & set(kept)
@@ -147,7 +148,7 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_kind_of_network(name: str, tmp_path: Path) -> None:
-    """A close network computes closely, and only the batch norm's, the layer norm's and the biases are kept."""
+    """A network with close weights has close outputs. Only norms and biases are kept."""
     torch.manual_seed(0)
     make_model, make_data = NETWORKS[name]
     model = make_model().eval()
@@ -162,8 +163,8 @@ def test_every_kind_of_network(name: str, tmp_path: Path) -> None:
         assert relative_error(fresh(x), model(x)) < 0.05
 
 
-def test_matrices_that_are_no_weights() -> None:
-    """Empty ones, integers and masks of more than one dimension come back as they are."""
+def test_matrices_that_are_not_weights() -> None:
+    """Empty matrices, integers and masks do not change."""
     mask = torch.ones(8, 8).tril()
     others = {"empty": torch.zeros(0, 3), "ids": torch.arange(6).reshape(2, 3), "bools": mask > 0, "mask": mask}
     fitted = ss.compress_weights({"w": torch.randn(32, 32), **others}, weight_error=0.3)
@@ -180,63 +181,64 @@ def test_half_precision(tmp_path: Path) -> None:
     assert relative_error(loaded, w) <= 0.01
 
 
-@pytest.mark.parametrize("target", [{"bits": 4}, {"weight_error": 0.2}])
-def test_a_dtype_that_the_format_lacks(state: dict[str, Tensor], target: dict[str, float]) -> None:
+def test_a_dtype_that_the_format_lacks(state: dict[str, Tensor]) -> None:
     state["a.weight"] = state["a.weight"].to(torch.float8_e4m3fn)
-    with pytest.raises(ModelError, match=r"'a\.weight': cannot store torch\.float8_e4m3fn; expected one of float32"):
-        ss.compress_weights(state, bits=target.get("bits"), weight_error=target.get("weight_error"))
+    for target in ({"bits": 4}, {"weight_error": 0.2}):
+        with pytest.raises(
+            ModelError, match=r"'a\.weight': cannot store torch\.float8_e4m3fn; expected one of float32"
+        ):
+            ss.compress_weights(state, **target)
 
 
-def test_han_too(state: dict[str, Tensor]) -> None:
+def test_bits_are_met_with_hans_codec(state: dict[str, Tensor]) -> None:
     fitted = ss.compress_weights(state, bits=4, config=EncodeConfig(codec="han"))
     assert 3.8 <= fitted.bits_per_weight <= 4
 
 
-def test_more_bits_than_there_is_use_for() -> None:
+def test_more_bits_than_the_weights_need() -> None:
     w = torch.tensor([-0.5, 0.0, 0.5])[torch.randint(3, (64, 64), generator=torch.Generator().manual_seed(0))]
     fitted = ss.compress_weights({"w": w}, bits=8)
     assert fitted.bits_per_weight < 2
     assert torch.equal(decode(fitted.data).state_dict()["w"], w)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bits": 3, "weight_error": 0.1}, "got both"),
+def test_refusals(state: dict[str, Tensor]) -> None:
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"bits": 3, "weight_error": 0.1}, "got both; give one"),
         ({"bits": 0}, "bits: expected a number above 0"),
         ({"weight_error": 0.0001}, r"weight_error: expected a number from 0.001"),
         ({"weight_error": 1.0}, "to below 1, got 1.0"),
-        ({"bits": 3, "config": EncodeConfig(names="none")}, "in which order"),
+        ({"bits": 3, "config": EncodeConfig(names="none")}, "the order of the network's tensors; use names='keep'"),
         ({"bits": 3, "rules": [ss.Rule("b.*", True)]}, r"rule share:b\.\*: no tensor matches; the names are a.weight"),
-        ({"bits": 0.1}, "kept as they are take .* bits a weight by themselves, more than 0.1"),
-    ],
-)
-def test_refusals(state: dict[str, Tensor], changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ss.compress_weights(state, **changes)  # type: ignore[arg-type]
+        ({"bits": 0.1}, "unshared tensors take .* bits a weight by themselves, more than 0.1"),
+    ]
+    for changes, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            ss.compress_weights(state, **changes)  # type: ignore[arg-type]
 
 
 def test_an_error_that_rounding_forbids() -> None:
-    w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ConfigError, match=r"tensor w has an error of .* more than 0.001, as its values are rounded"):
+    w = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match=r"tensor w has an error of .* more than 0.001, because the file rounds"):
         ss.compress_weights({"w": w}, weight_error=0.001, config=EncodeConfig(codebook_dtype="bfloat16"))
     assert ss.compress_weights({"w": w}, weight_error=0.001).errors["w"] <= 0.001
     assert ss.compress_weights({"w": 1e-9 * w}, weight_error=0.01).errors["w"] <= 0.01  # 'auto' takes float32
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(state: dict[str, Tensor], bad: float) -> None:
-    state["a.weight"][3, 4] = bad
-    with pytest.raises(ModelError, match=r"tensor a.weight: 1 of 6144 weights are NaN, infinite.*keep:a.weight"):
+def test_weights_that_are_not_finite(state: dict[str, Tensor]) -> None:
+    state["a.weight"][3, 4:6] = torch.tensor([float("nan"), float("inf")])
+    with pytest.raises(
+        ModelError, match=r"tensor a.weight: expected finite weights, but 2 of 6144 are NaN, infinite.*keep:a.weight"
+    ):
         ss.compress_weights(state, bits=3)
     kept = ss.compress_weights(state, weight_error=0.1, rules=[ss.Rule("a.weight", share=False)])
     assert "a.weight" in kept.quantized.rest
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no tensor to share; its tensors, all kept as they are: b"):
+def test_what_is_not_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="expected a tensor to share, got none; all tensors are kept: b"):
         ss.compress_weights({"b": torch.ones(3)}, bits=3)
-    with pytest.raises(ModelError, match="tensors only, but these are not: x"):
+    with pytest.raises(ModelError, match=r"tensors.* not: x"):
         ss.compress_weights({"x": 3}, bits=3)  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="cannot read"):
         ss.compress_weights(tmp_path / "nowhere", bits=3)

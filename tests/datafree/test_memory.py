@@ -1,4 +1,4 @@
-"""What compressing a checkpoint without data takes in memory, beside libraries and compiled kernels."""
+"""The memory that compressing a checkpoint takes, apart from libraries and compiled kernels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ def memory(what):
     return 1024 * int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 small, large = sys.argv[1:]
-ss.compress_weights(small, bits=3)  # libraries are loaded and kernels compiled
-Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+ss.compress_weights(small, bits=3)  # loads libraries and compiles kernels
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 before = memory("VmHWM")
 ss.compress_weights(large, bits=3)
 print(memory("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
 def test_memory_is_below_three_times_the_checkpoint(tmp_path: Path) -> None:
-    """Of what it adds to a process that has compressed a sixth of it. Its largest tensor is two fifths of it."""
+    """The rise in a process that has already compressed a sixth of it. The largest tensor is two fifths of it."""
     paths = [tmp_path / f"{name}.safetensors" for name in ("small", "large")]
     g = torch.Generator().manual_seed(0)
     for path, rows in zip(paths, (512, 3072), strict=True):

@@ -1,4 +1,4 @@
-"""The examples: each is run by its own line of examples/README.md, with few examples and few epochs."""
+"""Each example runs with its own command from examples/README.md, on little data and for few epochs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_the_readme_has_one_line_for_every_example() -> None:
     assert len(re.findall("softshare compress examples/", README)) == len(LINES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,13 +62,14 @@ def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monk
     assert {n: t.shape for n, t in decoded.items()} == {
         n: t.shape for n, t in load_checkpoint(folder / "pretrained.safetensors").items()
     }
-    assert main(["evaluate", str(folder)]) == 0  # from the data that are there now
+    assert main(["evaluate", str(folder)]) == 0  # on the data of the example
     command = ["export", str(folder / "model.sws"), "--onnx", "model.onnx", "--task", result.experiment]
     assert main(command) == 0
 
 
+@pytest.mark.slow
 def test_the_rule_for_gpt2_shares_its_projections() -> None:
-    """Those are a class of transformers' own, which no default knows."""
+    """They are of a class of transformers, which is not shared by default."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     (pattern,) = re.findall(r"--rule 'share:([^']+)'", README)

@@ -1,4 +1,4 @@
-"""The scripts in `experiments/`, run as a reader would run them, for a try."""
+"""The scripts in `experiments/`, run as a reader would run them, with few epochs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def run(script: str, *args: str, out: Path) -> list[dict[str, str]]:
-    """The rows of the CSV file that it writes."""
+    """Run a script and return the rows of the CSV file that it writes."""
     command = [sys.executable, str(ROOT / "experiments" / script), *args, "--pretrain-epochs", "1", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
@@ -35,7 +37,7 @@ def test_random_trials(tmp_path: Path) -> None:
     assert [row["trial"] for row in rows] == ["0", "1"]
     with (ROOT / "docs/tuning/random-trials.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))[:2]
-    for row, before in zip(rows, kept, strict=True):  # the settings that were drawn for the kept ones
+    for row, before in zip(rows, kept, strict=True):  # they draw the same settings as the kept trials
         assert {name: float(row[name]) for name in ("tau", "width", "lr_means")} == pytest.approx(
             {name: float(before[name]) for name in ("tau", "width", "lr_means")}
         )

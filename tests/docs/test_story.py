@@ -1,27 +1,30 @@
-"""The notebook runs from its first cell to its last, and is committed with what it shows."""
+"""The notebook runs from its first cell to its last, and shows what it is committed with."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from paths import ROOT
 
 STORY = ROOT / "examples" / "story.ipynb"
 
 
-def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
+def shown(notebook: Any) -> list[list[str]]:
     """The kinds of output of each code cell."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     kinds = [[kind for output in cell.outputs for kind in output.get("data", [output.output_type])] for cell in cells]
     return [sorted(of_one) for of_one in kinds]
 
 
+@pytest.mark.slow
 def test_the_story_runs_and_ends_with_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(STORY, as_version=4)
     kept = shown(notebook)

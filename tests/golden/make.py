@@ -1,8 +1,8 @@
 """Writes the golden files of this folder: `PYTHONPATH=tests python -m golden.make --overwrite`.
 
-They are files of version 1 for ever: they decode to what expected.json says, and writing them anew gives the same
-bytes. So this is run for a new version of the format only. What they hold comes from a few lines of integer
-arithmetic, and what they must decode to is worked out here from that, by torch alone.
+They are files of version 1 forever: they decode to what expected.json says, and writing them again gives the same
+bytes. So this script runs only for a new version of the format. A few lines of integer arithmetic make the contents of
+the files. What they must decode to follows from that here, by torch alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 def numbers(seed: int) -> Iterator[int]:
-    """16 bits at a time, of a linear congruential generator of 32."""
+    """16 bits at a time, from a linear congruential generator of 32 bits."""
     state = seed
     while True:
         state = (1664525 * state + 1013904223) % (1 << 32)
@@ -64,7 +64,7 @@ def numbers(seed: int) -> Iterator[int]:
 
 
 def indices(shape: tuple[int, ...], n_values: int, per_mille: int, seed: int) -> Tensor:
-    """So many weights of a thousand are not zero. Each stride leads to one of them, so that a large tensor is cheap."""
+    """About `per_mille` of a thousand weights are not zero. Each stride leads to one, so a large tensor is cheap."""
     out = torch.zeros(math.prod(shape), dtype=index_dtype(n_values))
     random, at = numbers(seed), 0
     stride = max(1, 2000 // per_mille - 1)
@@ -77,18 +77,18 @@ def indices(shape: tuple[int, ...], n_values: int, per_mille: int, seed: int) ->
 
 
 def codebook(numerators: list[int]) -> Tensor:
-    """0, then so many 2^-16, every third one negative: float32 holds them, float16 and bfloat16 not all."""
+    """0, then multiples of 2^-16, every third one negative. float32 holds all, float16 and bfloat16 only some."""
     return torch.tensor([0.0, *(n / 65536 * (-1 if k % 3 == 1 else 1) for k, n in enumerate(numerators))])
 
 
 def floats(n: int, seed: int) -> Tensor:
-    """From -2 to 2, in steps of 2^-14: float32 holds them, float16 not all."""
+    """Numbers from -2 to 2, in steps of 2^-14. float32 holds all, float16 only some."""
     random = numbers(seed)
     return torch.tensor([(next(random) - 32768) / 16384 for _ in range(n)])
 
 
 def recipe() -> QuantizedWeights:
-    """What all of the files hold, before it is rounded."""
+    """The contents of all files, before rounding."""
     usual = codebook([37 * (k + 2) ** 2 for k in range(16)])
     many = codebook([101 * (k + 1) for k in range(299)])
     fine = torch.tensor([0.0, SMALL, -0.75])
@@ -138,7 +138,7 @@ def recipe() -> QuantizedWeights:
 
 
 def decoded(weights: QuantizedWeights, config: EncodeConfig) -> dict[str, Tensor]:
-    """What a file of this config must decode to, by its definition and not by decoding."""
+    """What a file with this config must decode to, by definition, without decoding."""
     out = {}
     for name, tensor in weights.tensors.items():
         if isinstance(tensor, QuantizedTensor):
@@ -155,7 +155,7 @@ def decoded(weights: QuantizedWeights, config: EncodeConfig) -> dict[str, Tensor
 
 
 def digest(tensor: Tensor) -> str:
-    """dtype, shape and the bytes of the values."""
+    """The dtype, the shape and a digest of the values' bytes."""
     values = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{str(tensor.dtype)[6:]} {list(tensor.shape)} {hashlib.sha256(values).hexdigest()}"
 
@@ -163,7 +163,7 @@ def digest(tensor: Tensor) -> str:
 def main(overwrite: bool) -> None:
     present = [path.name for path in FOLDER.glob("*.sws")]
     if present and not overwrite:
-        raise SystemExit(f"{', '.join(sorted(present))}: these decode for ever; give --overwrite to replace them")
+        raise SystemExit(f"{', '.join(sorted(present))}: these must decode forever; give --overwrite to replace them")
     weights = recipe()
     for stem, config in FILES.items():
         (FOLDER / f"{stem}.sws").write_bytes(encode(weights, config))

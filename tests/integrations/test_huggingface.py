@@ -1,4 +1,4 @@
-"""The callback in Hugging Face's real Trainer: the route's own training, files, checkpoints, refusals."""
+"""The callback in the real Trainer of Hugging Face: the training of the route, files, checkpoints, refusals."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from softshare.errors import ConfigError
 from softshare.integrations.huggingface import SoftShareCallback
 from trained import BATCH, EPOCHS, RATE, N, Net, config, data, error, make_net, make_task, prior_gradients
 
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
 WORDS, LENGTH = 12, 6
 
 
@@ -47,7 +48,7 @@ def points(seed: int = 0) -> Items:
 
 
 class InOrder(Trainer):  # type: ignore[misc]
-    """Batches as they are in the route's list."""
+    """Keeps the batches in the order of the route's list."""
 
     def _get_train_sampler(self, *args: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
@@ -82,14 +83,14 @@ def make_trainer(
     )
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_it_ends_as_the_route_does(accumulated: int, tmp_path: Path) -> None:
+def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
+    """Half batches, two to a step, give what `compress` gives on whole ones."""
     settings = config(zeroing=30.0, schedule="cosine")
     callback = SoftShareCallback(tmp_path / "model.sws", settings)
     options: dict[str, Any] = {
         "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": BATCH // accumulated,
-        "gradient_accumulation_steps": accumulated,
+        "per_device_train_batch_size": BATCH // 2,
+        "gradient_accumulation_steps": 2,
     }
     make_trainer(make_net(), tmp_path, callback, **options).train()
     assert callback.compressed is not None
@@ -114,7 +115,7 @@ def test_the_file_is_sparse_and_the_model_is_what_it_decodes_to(tmp_path: Path) 
 
 
 class Before(TrainerCallback):  # type: ignore[misc]
-    """Sees the task's gradients alone, and what the prior's are."""
+    """Notes the gradients of the task alone, and computes those of the prior."""
 
     def __init__(self, callback: SoftShareCallback) -> None:
         self.callback = callback
@@ -184,7 +185,7 @@ def test_evaluation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path
     assert not model._forward_pre_hooks
 
 
-def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = config(schedule="cosine", zeroing=30.0)
     results = []
     for name, checkpoint in (("whole", None), ("again", str(tmp_path / "checkpoint-48"))):
@@ -199,9 +200,9 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
-    """Is found where the arguments name it, as the Trainer does not tell. Where there is no mixture, that starts anew.
+    """The arguments must name it, because the Trainer does not. Without its file, the mixture starts again.
 
-    It was saved at the last step of an epoch, whose end goes with it.
+    It was saved at the last step of an epoch, before the epoch ended.
     """
     settings, elsewhere = config(schedule="cosine", zeroing=30.0), str(tmp_path / "old" / "checkpoint-16")
     first = SoftShareCallback(tmp_path / "first.sws", settings)
@@ -213,17 +214,17 @@ def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
     make_trainer(make_net(), tmp_path / "new", named, **again).train(resume_from_checkpoint=elsewhere)
     assert (tmp_path / "named.sws").read_bytes() == (tmp_path / "first.sws").read_bytes()
 
-    anew = SoftShareCallback(tmp_path / "anew.sws", settings)
-    trainer = make_trainer(make_net(), tmp_path / "new", anew, num_train_epochs=2)
-    with pytest.warns(UserWarning, match=r"no .*new/checkpoint-16/softshare\.pt: the mixture starts anew"):
+    fresh = SoftShareCallback(tmp_path / "fresh.sws", settings)
+    trainer = make_trainer(make_net(), tmp_path / "new", fresh, num_train_epochs=2)
+    with pytest.warns(UserWarning, match=r"no .*new/checkpoint-16/softshare\.pt: the mixture starts again"):
         trainer.train(resume_from_checkpoint=elsewhere)
-    assert anew.compressed
+    assert fresh.compressed
     (tmp_path / "old" / "checkpoint-16" / "softshare.pt").unlink()
     without = SoftShareCallback(tmp_path / "without.sws", settings)
     trainer = make_trainer(make_net(), tmp_path / "old", without, num_train_epochs=2)
-    with pytest.warns(UserWarning, match="the mixture starts anew"):
+    with pytest.warns(UserWarning, match="the mixture starts again"):
         trainer.train(resume_from_checkpoint=elsewhere)
-    assert (tmp_path / "without.sws").read_bytes() == (tmp_path / "anew.sws").read_bytes()
+    assert (tmp_path / "without.sws").read_bytes() == (tmp_path / "fresh.sws").read_bytes()
 
 
 def words() -> Tensor:  # (N, LENGTH), each row the same word
@@ -289,28 +290,20 @@ def test_a_new_run_after_an_error_starts_from_the_weights_behind(tmp_path: Path)
     trainer.train()
     assert callback.compressed
     after, before = callback.compressed.retrained["first.weight"], make_net().first.weight.detach()
-    assert float((after - before).abs().max()) < 4 * RATE  # three steps away from where it was
+    assert float((after - before).abs().max()) < 4 * RATE  # three steps away
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fp16": True}, "fp16: .* take bf16"),
-        ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}, "load_best_model"),
-    ],
-)
-def test_what_it_cannot_do_is_refused_before_any_step(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"), **options)
-    with pytest.raises(ConfigError, match=message):
-        trainer.train()
-
-
-def test_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_are_refused_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.training_args import ParallelMode
 
+    best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    for options, message in (({"fp16": True}, "fp16: .* use bf16"), (best, "load_best_model")):
+        trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"), **options)
+        with pytest.raises(ConfigError, match=message):
+            trainer.train()
     trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"))
     monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
-    with pytest.raises(ConfigError, match="on one device"):
+    with pytest.raises(ConfigError, match="expected training on one device"):
         trainer.train()
 
 

@@ -1,4 +1,4 @@
-"""The Lightning callback in the real Trainer: the route's own training, files, checkpoints, refusals."""
+"""The callback in Lightning's real Trainer: the training of the route, files, checkpoints, refusals."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from softshare.train.zeroing import Curvature
 from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
 pytestmark = [
+    pytest.mark.slow,  # Lightning takes seconds to import
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*"),
@@ -53,7 +54,7 @@ def make_trainer(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
 
 
 class Falling(Module):
-    """The learning rate of the weights falls by the route's cosine."""
+    """The learning rate of the weights falls by the same cosine as in the route."""
 
     def configure_optimizers(self) -> Any:
         optimizer, steps = super().configure_optimizers(), EPOCHS * N // BATCH
@@ -61,12 +62,11 @@ class Falling(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_it_ends_as_the_route_does(accumulated: int, tmp_path: Path) -> None:
-    """Same optimizer, same batches: soft steps, hard steps and zeroing are those of `compress`."""
+def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
+    """Half batches, two to a step: soft steps, hard steps and zeroing are those of `compress` on whole ones."""
     settings = config(zeroing=30.0, schedule="cosine")
     callback = SoftShareCallback(tmp_path / "model.sws", settings)
-    make_trainer(callback, accumulate_grad_batches=accumulated).fit(Falling(), loader(BATCH // accumulated))
+    make_trainer(callback, accumulate_grad_batches=2).fit(Falling(), loader(BATCH // 2))
     assert callback.compressed is not None
     expected = ss.compress(make_task(), settings).retrained
     other = ss.compress(make_task(), config(zeroing=0.0, schedule="cosine")).retrained
@@ -93,7 +93,7 @@ def test_the_file_is_sparse_and_the_module_is_what_it_decodes_to(tmp_path: Path)
 
 
 class Recorder(pl.Callback):  # type: ignore[misc]
-    """Stands before the callback, and sees the task's gradients alone; the module's own hook comes after it."""
+    """Runs before the callback and notes the gradients of the task. The hook of the module runs after it."""
 
     def __init__(self) -> None:
         self.callback: SoftShareCallback | None = None
@@ -156,7 +156,7 @@ def test_validation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
-def test_a_run_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = config(schedule="cosine", zeroing=30.0)
     whole, again = (SoftShareCallback(tmp_path / f"{name}.sws", settings) for name in ("whole", "again"))
     for callback, checkpoint in ((whole, None), (again, tmp_path / "epoch=2.ckpt")):
@@ -178,7 +178,7 @@ class Failing(Module):
         return loss
 
 
-def test_after_an_error_the_weights_are_those_behind(tmp_path: Path) -> None:
+def test_after_an_error_the_weights_are_the_unquantized_ones(tmp_path: Path) -> None:
     module = Failing()
     with pytest.raises(RuntimeError, match="the data are gone"):
         make_trainer(SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))).fit(module, loader())
@@ -186,7 +186,7 @@ def test_after_an_error_the_weights_are_those_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "model.sws").exists()
 
 
-def test_frozen_layers_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_frozen_layers_do_not_change(tmp_path: Path) -> None:
     module = Module()
     module.net.first.requires_grad_(False)
     before = module.net.first.weight.clone()
@@ -194,7 +194,7 @@ def test_frozen_layers_are_kept_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(ss.load(tmp_path / "model.sws")["net.first.weight"], before)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_other_precisions(precision: str, tmp_path: Path) -> None:
     module = Module()
     make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), precision=precision).fit(module, loader())
@@ -208,17 +208,14 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
 
 def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
     stream = DataLoader(Endless(), batch_size=BATCH)
-    with pytest.raises(ConfigError, match=r"n_examples: .* give it to the callback"):
+    with pytest.raises(ConfigError, match=r"n_examples: .* give the number to the callback"):
         make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_steps=32).fit(Module(), stream)
     make_trainer(SoftShareCallback(tmp_path / "model.sws", config(), N), max_steps=32).fit(Module(), stream)
     assert ss.inspect(tmp_path / "model.sws").file_bytes
 
 
-@pytest.mark.parametrize("batches", [DataLoader(Endless(), batch_size=BATCH), loader()], ids=["stream", "known"])
-def test_steps_of_an_epoch_are_counted_where_data_have_no_length(
-    batches: DataLoader[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those of the whole run: zeroing needs the size of a batch. The last epoch is cut short."""
+def test_steps_of_an_epoch_are_counted_if_data_have_no_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeroing needs the size of a batch, and so the steps of an epoch, not of the run. The last epoch is cut short."""
     sizes, estimate = [], Curvature.estimate
 
     def noted(curvature: Curvature, batch_size: float) -> list[Tensor]:
@@ -227,7 +224,7 @@ def test_steps_of_an_epoch_are_counted_where_data_have_no_length(
 
     monkeypatch.setattr(Curvature, "estimate", noted)
     callback = SoftShareCallback(tmp_path / "model.sws", config(zeroing=0.3, hard_from=0.0), N)
-    make_trainer(callback, max_steps=5 * N // BATCH // 2).fit(Module(), batches)
+    make_trainer(callback, max_steps=5 * N // BATCH // 2).fit(Module(), DataLoader(Endless(), batch_size=BATCH))
     assert sizes == [BATCH] * 3
 
 
@@ -254,7 +251,7 @@ class Broken(Module):
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Where a run by DDP has ended with an error, Lightning leaves a process group and variables that speak of it."""
+    """After an error in a run by DDP, Lightning leaves a process group and environment variables. Remove both."""
     with patch.dict(os.environ):
         yield
     if torch.distributed.is_initialized():
@@ -267,14 +264,14 @@ def nothing_left() -> Iterator[None]:
     ("module", "options", "message"),
     [
         (Module, {"precision": "16-true"}, "precision: expected one without a gradient scaler .* got 16-true"),
-        (Module, {"max_epochs": -1}, "a run without an end"),
-        (Module, {"strategy": "ddp", "devices": 1}, "one device, by SingleDeviceStrategy, not by DDPStrategy"),
-        (Manual, {}, "automatic_optimization is False"),
+        (Module, {"max_epochs": -1}, "expected a run with an end"),
+        (Module, {"strategy": "ddp", "devices": 1}, "strategy: expected SingleDeviceStrategy, got DDPStrategy"),
+        (Manual, {}, "automatic_optimization: expected True, got False"),
         (ByLBFGS, {}, "LBFGS"),
-        (HeadOnly, {}, "net.first.weight, net.first.bias: to be shared, but the optimizer does not train them"),
+        (HeadOnly, {}, "net.first.weight, net.first.bias: the optimizer does not train these shared tensors"),
     ],
 )
-def test_what_it_cannot_do_is_refused_before_any_step(
+def test_unsupported_options_are_refused_before_any_step(
     module: type[Module], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -283,20 +280,9 @@ def test_what_it_cannot_do_is_refused_before_any_step(
 
 def test_weights_that_became_nan_are_not_written(tmp_path: Path) -> None:
     callback = SoftShareCallback(tmp_path / "model.sws", config())
-    with pytest.raises(ModelError, match=r"net\.first\.weight: 192 of 192 weights are NaN"):
+    with pytest.raises(ModelError, match=r"net\.first\.weight: .*192 of 192 .*NaN"):
         make_trainer(callback, max_steps=1).fit(Broken(), loader())
     assert not (tmp_path / "model.sws").exists()
-
-
-@pytest.mark.parametrize("values", [{"distill": 0.5}, {"capture": True}])
-def test_settings_that_a_callback_does_not_serve(values: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(values))}: softshare.compress does this"):
-        SoftShareCallback(tmp_path / "model.sws", config(**values))
-
-
-def test_the_folder_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot write .*none/model\.sws: there is no folder"):
-        SoftShareCallback(tmp_path / "none" / "model.sws")
 
 
 def python(code: str, *path: Path) -> str:
@@ -327,8 +313,8 @@ def test_lightning_under_its_other_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
-def test_the_last_checkpoint_is_one_to_go_on_from(tmp_path: Path) -> None:
-    """It may be saved when training has ended, and is of the weights behind, with the mixture."""
+def test_a_run_can_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """It may be saved after training has ended. It holds the unquantized weights and the mixture."""
     callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
     saved = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_epochs=5, save_top_k=0)
     module = Module()

@@ -1,8 +1,7 @@
-"""Which layers feed each other unit by unit, and what is said of those that do not."""
+"""Which layers feed each other unit by unit, and why others do not."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,12 +25,11 @@ def test_the_papers_networks() -> None:
     assert find_links(LeNet5Caffe())[1] == []
     links, messages = find_links(WRN164())
     assert links == []
-    assert "blocks.0.conv1: left as it is: blocks_0_bn2 may mix its units" in messages
+    assert "blocks.0.conv1: unchanged: blocks_0_bn2 may mix its units" in messages
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
+def test_steps_that_keep_units_apart() -> None:
+    for step in (
         nn.ReLU(),
         nn.ReLU(inplace=True),
         nn.Tanh(),
@@ -43,25 +41,20 @@ def test_the_papers_networks() -> None:
         nn.MaxPool2d(2),
         nn.AvgPool2d(2, padding=1),
         nn.AdaptiveAvgPool2d(4),
-    ],
-)
-def test_what_may_lie_between(step: nn.Module) -> None:
-    assert pairs(between(step)) == [("0", "2")]
+    ):
+        assert pairs(between(step)) == [("0", "2")], step
 
 
-@pytest.mark.parametrize(
-    "step", [nn.BatchNorm2d(3), nn.Softmax(1), nn.PReLU(3), nn.LayerNorm(3), nn.ChannelShuffle(3), nn.Flatten()]
-)
-def test_what_may_not(step: nn.Module) -> None:
-    links, messages = find_links(between(step))
-    assert links == []
-    assert len(messages) == 1
-    assert messages[0].startswith("0: left as it is: ")
+def test_steps_that_may_mix_units() -> None:
+    for step in (nn.BatchNorm2d(3), nn.Softmax(1), nn.PReLU(3), nn.LayerNorm(3), nn.ChannelShuffle(3), nn.Flatten()):
+        links, messages = find_links(between(step))
+        assert links == [], step
+        assert len(messages) == 1
+        assert messages[0].startswith("0: unchanged: ")
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
+def test_layers_that_mix_units() -> None:
+    for model in (
         nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3)),
         nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4)),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 4)),  # over the width of the image
@@ -70,10 +63,8 @@ def test_what_may_not(step: nn.Module) -> None:
         nn.Sequential(nn.Linear(4, 4), nn.AvgPool2d(3, 1, padding=1), nn.Linear(4, 4)),
         nn.Sequential(nn.Linear(4, 4), nn.Conv2d(1, 2, 3)),
         nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(8, 4)),
-    ],
-)
-def test_layers_that_mix_units(model: nn.Module) -> None:
-    assert pairs(model) == []
+    ):
+        assert pairs(model) == [], model
 
 
 class Functional(nn.Module):
@@ -89,25 +80,22 @@ class Functional(nn.Module):
         flat = {
             "view": lambda: x.view(x.size(0), -1),
             "method": lambda: x.flatten(1),
-            "rows": lambda: x.view(-1, 12),  # of the batch, or across it: not to be known
+            "rows": lambda: x.view(-1, 12),  # within an example or across the batch: unknown
             "all": lambda: torch.flatten(x, 0, 1),
         }
         y: Tensor = self.b(flat.get(self.way, lambda: torch.flatten(x, start_dim=1))())
         return y
 
 
-@pytest.mark.parametrize("way", ["view", "method", "function"])
-def test_functions(way: str) -> None:
-    assert pairs(Functional(way)) == [("a", "b")]
-
-
-@pytest.mark.parametrize("way", ["rows", "all", "always drop"])
-def test_functions_that_are_left(way: str) -> None:
-    assert pairs(Functional(way)) == []
+def test_functions() -> None:
+    for way in ("view", "method", "function"):
+        assert pairs(Functional(way)) == [("a", "b")], way
+    for way in ("rows", "all", "always drop"):
+        assert pairs(Functional(way)) == [], way
 
 
 class Reader(nn.Module):
-    """A forward pass that reads a layer's weight by itself."""
+    """A forward pass that reads the weight of a layer directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +110,7 @@ def test_layers_with_a_second_use() -> None:
     layer = nn.Linear(4, 4)
     twice = find_links(nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(4, 2)))
     assert twice[0] == []
-    assert "0: left as it is: 0 is tied or used more than once" in twice[1]
+    assert "0: unchanged: 0 is tied or used more than once" in twice[1]
     assert pairs(Reader()) == []
     hooked = LeNet300100()
     hooked.get_submodule("fc2").register_forward_hook(lambda module, args, out: out + 1)

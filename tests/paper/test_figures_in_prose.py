@@ -1,4 +1,4 @@
-"""Figures in prose: what markers give, against numbers worked out by hand."""
+"""Figures in prose: the text of each marker, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ def filled(marker: str) -> str:
     return text.removeprefix(f"a <!-- = {marker} -->").removesuffix("<!-- / --> b")
 
 
-@pytest.mark.parametrize(
-    ("marker", "figure"),
-    [
-        ("here method=dns seed=0 file_bytes", "1,000"),
-        ("here method=soft* file_bytes", "1,234"),
-        ("here method=soft* file_bytes:.1f", "1234.5"),
-        ("here method=soft* method", "softshare-small"),
-        ("here method=dns seed=1 100*file_bytes/n_weights:.1f", "30.0"),
-        ("here method=dns seed=1 6000/file_bytes", "2"),
-        ("here method=dns mean(file_bytes)", "2,000"),
-        ("here method=dns mean(4*n_weights/file_bytes):.1f", "20.0"),  # of the means: not (40 + 13.3) / 2
-        ("here method=dns min(4*n_weights/file_bytes):.1f", "13.3"),
-        ("here max(error):g", "2.5"),
-        ("here median(error):g", "1.5"),
-        ("here rows", "3"),
-        ("here method=dns seeds", "2 seeds"),
-        ('here "method=softshare-small" seeds', "one seed"),
-    ],
-)
-def test_a_figure(marker: str, figure: str) -> None:
-    assert filled(marker) == figure
+FIGURES = {
+    "here method=dns seed=0 file_bytes": "1,000",
+    "here method=soft* file_bytes": "1,234",
+    "here method=soft* file_bytes:.1f": "1234.5",
+    "here method=soft* method": "softshare-small",
+    "here method=dns seed=1 100*file_bytes/n_weights:.1f": "30.0",
+    "here method=dns seed=1 6000/file_bytes": "2",
+    "here method=dns mean(file_bytes)": "2,000",
+    "here method=dns mean(4*n_weights/file_bytes):.1f": "20.0",  # of the means: not (40 + 13.3) / 2
+    "here method=dns min(4*n_weights/file_bytes):.1f": "13.3",
+    "here max(error):g": "2.5",
+    "here median(error):g": "1.5",
+    "here rows": "3",
+    "here method=dns seeds": "2 seeds",
+    'here "method=softshare-small" seeds': "one seed",
+}
+
+
+def test_a_figure() -> None:
+    assert {marker: filled(marker) for marker in FIGURES} == FIGURES
 
 
 def test_filling_again_changes_nothing() -> None:
@@ -68,22 +67,22 @@ def test_a_table() -> None:
     assert fill(text, lookup) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a <!-- = there rows --><!-- / -->", "expected rows in there, found none"),
-        ("a <!-- = here method=dns file_bytes --><!-- / -->", r"expected one row, found 2; .* mean\(file_bytes\)"),
-        ("a <!-- = here seed=1 bytes --><!-- / -->", "there is no column bytes; there are method, seed"),
-        ("a <!-- = here seed=1 method:.1f --><!-- / -->", "expected a number in method, got 'dns'"),
-        ("a <!-- = here seed=1 file_bytes+1 --><!-- / -->", r"expected a figure such as .*, got file_bytes\+1"),
-        ("a <!-- = here rows -->3", "expected <!-- / --> after each"),
-        ("<!-- table here | a = seed -->\n| a |\n", "expected .*<!-- /table --> after each"),
-        ("- a\n  <!-- = here rows -->3<!-- / --> b", "<!-- = here rows -->: a marker may not begin a line"),
-    ],
-)
-def test_mistakes(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fill(text, lookup)
+MISTAKES = {
+    "a <!-- = there rows --><!-- / -->": "expected rows in there, found none",
+    "a <!-- = here method=dns file_bytes --><!-- / -->": r"expected one row, found 2; .* mean\(file_bytes\)",
+    "a <!-- = here seed=1 bytes --><!-- / -->": "expected a column .*, got bytes; its columns are method, seed",
+    "a <!-- = here seed=1 method:.1f --><!-- / -->": "expected a number in method, got 'dns'",
+    "a <!-- = here seed=1 file_bytes+1 --><!-- / -->": r"expected a figure such as .*, got file_bytes\+1",
+    "a <!-- = here rows -->3": "expected <!-- / --> after each",
+    "<!-- table here | a = seed -->\n| a |\n": "expected .*<!-- /table --> after each",
+    "- a\n  <!-- = here rows -->3<!-- / --> b": "<!-- = here rows -->: a marker may not begin a line",
+}
+
+
+def test_mistakes() -> None:
+    for text, message in MISTAKES.items():
+        with pytest.raises(ConfigError, match=message):
+            fill(text, lookup)
 
 
 def test_files_of_a_repository(tmp_path: Path) -> None:

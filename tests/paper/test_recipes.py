@@ -10,7 +10,7 @@ from softshare.errors import ConfigError
 from softshare.paper import recipes
 from softshare.paper.baselines import DeepCompressionConfig, DnsConfig
 from softshare.paper.baselines.rival_config import value_of
-from softshare.paper.recipes import RECIPES, Recipe, get_recipe, methods
+from softshare.paper.recipes import RECIPES, get_recipe, methods
 from softshare.zoo.experiments import EXPERIMENTS
 
 BASELINES = ["deep-compression", "dns"]
@@ -45,7 +45,7 @@ def test_the_methods_of_every_experiment() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"unknown method 'dns' for wrn-16-4; known are paper, .*-smallest$"):
+    with pytest.raises(ConfigError, match=r"unknown method 'dns' for wrn-16-4; expected one of paper, .*-smallest$"):
         get_recipe("wrn-16-4", "dns")
     for ask in (methods, lambda name: get_recipe(name, "paper")):
         with pytest.raises(ConfigError, match="unknown experiment 'lenet-7'"):
@@ -73,57 +73,48 @@ def test_the_default_is_what_the_command_line_does() -> None:
         assert recipe.config in (CompressConfig(), CompressConfig().override(rest_dtype="float16"))
 
 
-def test_augmentation_is_in_the_name() -> None:
+def test_the_name_tells_augmentation_and_training_from_scratch() -> None:
     for r in RECIPES:
         assert r.task.augment == r.method.endswith("-augmented")
-
-
-def test_from_scratch_is_in_the_name() -> None:
-    for r in RECIPES:
         assert (r.pretrain is None) == r.method.endswith("-from-scratch")
 
 
-@pytest.mark.parametrize("experiment", ["lenet-300-100", "lenet-5-caffe"])
-def test_small_is_more_zeroing_and_otherwise_the_same(experiment: str) -> None:
-    ours, small = (get_recipe(experiment, method) for method in ("softshare", "softshare-small"))
-    assert isinstance(ours.config, CompressConfig)
-    assert isinstance(small.config, CompressConfig)
-    assert small.config.retrain.zeroing > ours.config.retrain.zeroing
-    same = ours.config.override(zeroing=small.config.retrain.zeroing)
-    assert dataclasses.replace(ours, method="softshare-small", config=same) == small
+def test_small_is_more_zeroing_and_otherwise_the_same() -> None:
+    for experiment in ("lenet-300-100", "lenet-5-caffe"):
+        ours, small = (get_recipe(experiment, method) for method in ("softshare", "softshare-small"))
+        assert isinstance(ours.config, CompressConfig)
+        assert isinstance(small.config, CompressConfig)
+        assert small.config.retrain.zeroing > ours.config.retrain.zeroing
+        same = ours.config.override(zeroing=small.config.retrain.zeroing)
+        assert dataclasses.replace(ours, method="softshare-small", config=same) == small
 
 
-@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.method in BASELINES], ids=lambda r: r.experiment)
-def test_every_layer_of_a_baseline_has_a_setting_of_its_own(recipe: Recipe) -> None:
-    """And every setting a layer: a name mistyped would leave a layer at the default, and nobody would see it."""
-    config = recipe.config
-    assert isinstance(config, DeepCompressionConfig | DnsConfig)
-    values = config.prune.qualities if isinstance(config, DeepCompressionConfig) else config.surgery.c_rates
-    model = EXPERIMENTS[recipe.experiment].make_model()
-    layers = [name for name, module in model.named_children() if list(module.parameters())]
-    for layer in layers:
-        assert value_of(layer, values, -1.0) > 0
-    for value in values:
-        assert any(fnmatchcase(layer, value.pattern) for layer in layers)
+def test_every_layer_of_a_baseline_has_its_own_setting() -> None:
+    """Every setting has a layer, too: a mistyped name would leave a layer at the default unnoticed."""
+    for recipe in (r for r in RECIPES if r.method in BASELINES):
+        config = recipe.config
+        assert isinstance(config, DeepCompressionConfig | DnsConfig)
+        values = config.prune.qualities if isinstance(config, DeepCompressionConfig) else config.surgery.c_rates
+        model = EXPERIMENTS[recipe.experiment].make_model()
+        layers = [name for name, module in model.named_children() if list(module.parameters())]
+        assert all(value_of(layer, values, -1.0) > 0 for layer in layers), recipe
+        assert all(any(fnmatchcase(layer, value.pattern) for layer in layers) for value in values), recipe
 
 
-@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.pretrain], ids=lambda r: f"{r.experiment}-{r.method}")
-def test_a_seed_reaches_pre_training_and_method_and_changes_nothing_else(recipe: Recipe) -> None:
-    seeded = recipe.seeded(7)
-    assert seeded.config.seed == 7
-    assert seeded.pretrain is not None
-    assert (seeded.pretrain.seed, seeded.pretrain.capture) == (7, False)
-    assert seeded.seeded(0) == recipe.seeded(0)
-    assert (seeded.task, seeded.method) == (recipe.task, recipe.method)
-    captured = recipe.seeded(7, capture=True)
-    assert captured.pretrain is not None
-    assert captured.pretrain.capture
-    assert captured.seeded(7) == seeded
-    assert captured.config != seeded.config
-
-
-def test_a_recipe_may_have_no_pre_training() -> None:
-    assert get_recipe("lenet-300-100", "softshare-from-scratch").seeded(3).pretrain is None
+def test_a_seed_reaches_pre_training_and_method_and_changes_nothing_else() -> None:
+    for recipe in RECIPES:
+        seeded, captured = recipe.seeded(7), recipe.seeded(7, capture=True)
+        assert seeded.config.seed == 7
+        assert seeded.seeded(0) == recipe.seeded(0)
+        assert (seeded.task, seeded.method) == (recipe.task, recipe.method)
+        assert captured.seeded(7) == seeded
+        assert captured.config != seeded.config
+        if recipe.pretrain is None:
+            assert seeded.pretrain is None
+        else:
+            assert seeded.pretrain is not None
+            assert captured.pretrain is not None
+            assert (seeded.pretrain.seed, seeded.pretrain.capture, captured.pretrain.capture) == (7, False, True)
 
 
 def test_settings_are_those_of_the_experiments() -> None:

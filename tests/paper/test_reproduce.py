@@ -1,9 +1,8 @@
-"""Recipes of an epoch on a few images, made into pairs; what is kept is what `verify` finds."""
+"""Recipes of one epoch on a few images. `verify` finds what `reproduce` keeps."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from digits import digits
 from softshare._util import run_folder
 from softshare._util.files import write_atomic
 from softshare._util.run_folder import write_pair
@@ -32,7 +32,7 @@ from softshare.result import Result
 from softshare.task import Task
 from softshare.train.hooks import Hook
 from softshare.zoo import experiments
-from softshare.zoo.datasets import Split, load_mnist
+from softshare.zoo.datasets import Split
 from softshare.zoo.experiments import TaskConfig, pretraining_settings
 
 NAME = "lenet-300-100"
@@ -51,10 +51,8 @@ RECIPES = (
 METHODS = ("softshare", "deep-compression", "dns", "scratch")
 
 
-@functools.cache
 def few() -> tuple[Split, Split, Split]:
-    train, validation, test = (s[torch.arange(256)] for s in load_mnist())
-    return train, validation, test
+    return digits(256, 256, 256)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,7 +65,7 @@ def _tiny() -> Iterator[None]:
 
 
 class Recorder:
-    """A factory of hooks that notes the titles, and the settings of cuDNN at every step."""
+    """Makes hooks that note the titles, and the settings of cuDNN at every step."""
 
     def __init__(self) -> None:
         self.titles: list[str] = []
@@ -103,7 +101,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Four methods, two seeds. Not to be changed: see `copy`."""
+    """Four methods with two seeds each. Do not change them: see `copy`."""
     out, recorder = tmp_path_factory.mktemp("made") / "results", Recorder()
     return Made(out, list(reproduce(NAME, METHODS, [0, 1], out, hooks=recorder)), recorder)
 
@@ -126,7 +124,7 @@ def pair(method: str, seed: int) -> list[str]:
 
 
 def stable(result: Result) -> Result:
-    """Without what no two runs share."""
+    """The result without its time, which differs between runs."""
     return dataclasses.replace(result, seconds=0.0)
 
 
@@ -148,10 +146,6 @@ def test_verify_finds_the_same(made: Made) -> None:
     assert all(c.ok and not c.not_checked for c in checks), checks
 
 
-def test_seeds_of_a_method_are_one_point(made: Made) -> None:
-    assert {p.first.method: len(p.results) for p in points(made.results)} == dict.fromkeys(METHODS, 2)
-
-
 def test_a_result_says_how_it_was_made(made: Made) -> None:
     for r in made.results:
         config = dict(r.config)
@@ -163,7 +157,8 @@ def test_a_result_says_how_it_was_made(made: Made) -> None:
         assert pretrain == (None if scratch else pretraining_settings(dataclasses.replace(PRETRAIN, seed=r.seed)))
 
 
-def test_the_page_names_the_switches(made: Made) -> None:
+def test_the_page_has_one_point_per_method_and_names_its_switches(made: Made) -> None:
+    assert {p.first.method: len(p.results) for p in points(made.results)} == dict.fromkeys(METHODS, 2)
     switches = {p.first.method: p.switches for p in points(made.results)}
     ours = {"hard_from": 0.2, "zeroing": CompressConfig().retrain.zeroing, "symmetries": True}
     assert switches["softshare"] == ours
@@ -171,7 +166,7 @@ def test_the_page_names_the_switches(made: Made) -> None:
     assert switches["deep-compression"] == {}
 
 
-def test_only_the_baselines_have_an_accounting_of_their_own(made: Made) -> None:
+def test_only_the_baselines_have_their_own_accounting(made: Made) -> None:
     for r in made.results:
         if r.method == "dns":
             assert r.published_ratio == r.n_weights / r.n_nonzero
@@ -210,23 +205,26 @@ def test_one_pre_training_serves_all_methods_of_a_seed(made: Made) -> None:
         assert before[seed, "scratch"] > before[seed, "dns"]  # not trained at all
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_alone_gives_the_same(method: str, made: Made, tmp_path: Path) -> None:
-    (alone,) = reproduce(NAME, [method], [1], tmp_path)
-    (beside,) = (r for r in made.results if (r.method, r.seed) == (method, 1))
-    assert stable(alone) == stable(beside)
-    name = pair(method, 1)[0]
-    assert (tmp_path / name).read_bytes() == (made.out / name).read_bytes()
+@pytest.mark.slow
+def test_a_method_alone_gives_the_same(made: Made, tmp_path: Path) -> None:
+    for method in METHODS:
+        (alone,) = reproduce(NAME, [method], [1], tmp_path)
+        (beside,) = (r for r in made.results if (r.method, r.seed) == (method, 1))
+        assert stable(alone) == stable(beside)
+        name = pair(method, 1)[0]
+        assert (tmp_path / name).read_bytes() == (made.out / name).read_bytes()
 
 
-def test_cudnn_is_deterministic_while_training_and_as_before_after_it(
+def test_cudnn_is_deterministic_during_training_only(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The caller's random state does not change either."""
     assert made.recorder.cudnn == {(True, False)}
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    recorder = Recorder()
+    recorder, before = Recorder(), torch.get_rng_state()
     results = reproduce(NAME, ["scratch", "softshare"], [0], tmp_path, hooks=recorder)
     next(results)
+    assert torch.equal(torch.get_rng_state(), before)
     assert recorder.cudnn == {(True, False)}
     assert _cudnn() == (False, True)
     monkeypatch.setattr(module, "run_method", no_training)
@@ -235,16 +233,11 @@ def test_cudnn_is_deterministic_while_training_and_as_before_after_it(
     assert _cudnn() == (False, True)
 
 
-def test_the_random_state_is_left_alone(tmp_path: Path) -> None:
-    before = torch.get_rng_state()
-    list(reproduce(NAME, ["scratch"], [0], tmp_path))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
+@pytest.mark.slow
 def test_errors_are_those_of_the_task_that_verify_makes(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the CPU with no switch on. The task of the training must not be asked: it may be on a GPU."""
+    """A task on the CPU without switches measures. That of the training must not, because it may be on a GPU."""
 
     def not_the_trainings(name: str, device: Any = "cpu", *rest: Any, **named: Any) -> Task:
         task = experiments.make_task(name, device, *rest, **named)
@@ -255,6 +248,7 @@ def test_errors_are_those_of_the_task_that_verify_makes(
     assert stable(result) == stable(made.results[2])
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_on_a_gpu_captured_the_same_twice_and_verified_on_the_cpu(tmp_path: Path) -> None:
     first, second = (list(reproduce(NAME, METHODS, [0], tmp_path / name, "cuda")) for name in "ab")
@@ -266,24 +260,20 @@ def test_on_a_gpu_captured_the_same_twice_and_verified_on_the_cpu(tmp_path: Path
     assert all(r.config["pretrain"]["capture"] for r in first if r.method != "scratch")
 
 
-# What is there already
+# Existing results
 
 
-def test_pairs_that_are_there_are_kept(copy: Path, made: Made) -> None:
+def test_existing_results_are_kept_without_data(copy: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "make_task", no_training)
     before, said = contents(copy), list[str]()
     again = list(reproduce(NAME, METHODS, [0, 1], copy, hooks=no_training, say=said.append))
     assert again == made.results
     assert contents(copy) == before
     assert len(said) == 8
-    assert said[0] == f"{copy / NAME}/softshare/seed-0 is there already and is kept"
+    assert said[0] == f"{copy / NAME}/softshare/seed-0 exists and is kept"
 
 
-def test_kept_pairs_need_no_data(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "make_task", no_training)
-    assert len(list(reproduce(NAME, METHODS, [0, 1], copy))) == 8
-
-
-def test_a_pair_of_other_settings_is_kept_and_said(copy: Path) -> None:
+def test_a_result_of_other_settings_is_kept_with_a_message(copy: Path) -> None:
     path = copy / pair("softshare", 0)[1]
     values = json.loads(path.read_text())
     values["config"]["retrain"]["tau"] = 0.25
@@ -293,7 +283,7 @@ def test_a_pair_of_other_settings_is_kept_and_said(copy: Path) -> None:
     assert ["--overwrite" in text for text in said] == [True, False]
 
 
-def test_overwrite_makes_them_anew(copy: Path, made: Made) -> None:
+def test_overwrite_makes_them_again(copy: Path, made: Made) -> None:
     files = [copy / name for name in pair("scratch", 0)]
     for file in files:
         file.write_bytes(b"{}")
@@ -302,13 +292,12 @@ def test_overwrite_makes_them_anew(copy: Path, made: Made) -> None:
     assert all(c.ok for c in verify(copy))
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_half_a_pair_is_made_anew(missing: int, copy: Path, made: Made) -> None:
-    names = pair("scratch", 0)
-    (copy / names[missing]).unlink()
-    (result,) = reproduce(NAME, ["scratch"], [0], copy)
-    assert stable(result) == stable(made.results[3])
-    assert set(contents(copy)) == set(contents(made.out))
+def test_a_result_without_its_file_or_the_reverse_is_made_again(copy: Path, made: Made) -> None:
+    for name in pair("scratch", 0):
+        (copy / name).unlink()
+        (result,) = reproduce(NAME, ["scratch", "scratch"], [0], copy)  # a method given twice is made once
+        assert stable(result) == stable(made.results[3])
+        assert set(contents(copy)) == set(contents(made.out))
 
 
 def test_a_kept_result_that_cannot_be_read(copy: Path) -> None:
@@ -317,7 +306,7 @@ def test_a_kept_result_that_cannot_be_read(copy: Path) -> None:
         reproduce(NAME, METHODS, [0, 1], copy, hooks=no_training)
 
 
-# Both or neither
+# A file and its result, both or neither
 
 
 def test_a_pair_that_cannot_be_written_leaves_the_earlier_one(
@@ -357,24 +346,20 @@ def test_stopped_between_the_two_neither_is_left(copy: Path, made: Made, monkeyp
 # What is refused, before anything is trained
 
 
-@pytest.mark.parametrize(
-    ("experiment", "methods", "seeds", "error", "message"),
-    [
+def test_refused_at_the_call(tmp_path: Path) -> None:
+    refused: list[tuple[str, list[str], list[int], type[Exception], str]] = [
         ("lenet-7", ["softshare"], [0], ConfigError, "unknown experiment 'lenet-7'"),
-        (NAME, ["softshare", "magic"], [0], ConfigError, r"unknown method 'magic' for lenet-300-100; known are soft"),
+        (NAME, ["softshare", "magic"], [0], ConfigError, r"unknown method 'magic' for lenet-300-100; expected one of"),
         (NAME, ["softshare"], [], ConfigError, r"seeds: expected .* got \[\]"),
         (NAME, ["softshare"], [0, 0], ConfigError, r"each once, got \[0, 0\]"),
         (NAME, ["softshare"], [-1], ConfigError, r"at least 0, each once, got \[-1\]"),
         (NAME, ["softshare"], [2**64], ConfigError, "seed: expected a whole number of 64 bits"),
         ("wrn-16-4", ["softshare"], [0], NotAvailableError, r"wrn-16-4.*CIFAR-10"),
-    ],
-)
-def test_refused_at_the_call(
-    experiment: str, methods: list[str], seeds: list[int], error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=message):
-        reproduce(experiment, methods, seeds, tmp_path / "out", hooks=no_training)
-    assert not (tmp_path / "out").exists()
+    ]
+    for experiment, methods, seeds, error, message in refused:
+        with pytest.raises(error, match=message):
+            reproduce(experiment, methods, seeds, tmp_path / "out", hooks=no_training)
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -383,11 +368,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         reproduce(NAME, ["softshare"], [0], tmp_path / "out", hooks=no_training)
 
 
-def test_a_method_twice_is_made_once(tmp_path: Path) -> None:
-    assert len(list(reproduce(NAME, ["scratch", "scratch"], [0], tmp_path))) == 1
-
-
-def test_a_recorded_config_is_plain(made: Made) -> None:
+def test_a_recorded_config_is_plain() -> None:
     for recipe in RECIPES:
         values = recorded_config(recipe)
         assert json.loads(json.dumps(values)) == values
@@ -414,29 +395,24 @@ def test_the_command(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     assert run("reproduce", NAME, *options) == 0
     said = capsys.readouterr()
-    assert said.err.count("is there already and is kept") == 2
+    assert said.err.count("exists and is kept") == 2
     assert "seed 1  error" not in said.err
     assert run("verify", tmp_path) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "naming"),
-    [
+def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, naming in (
         (["lenet-7"], "unknown experiment 'lenet-7'"),
-        ([NAME, "--method", "magic"], "known are softshare, deep-compression"),
-        ([NAME, "--seeds", "0,one"], "--seeds: expected whole numbers with commas between them, got '0,one'"),
+        ([NAME, "--method", "magic"], "expected one of softshare, deep-compression"),
+        ([NAME, "--seeds", "0,one"], "got '0,one'"),
         ([NAME, "--seeds", ""], "--seeds: expected"),
         ([NAME, "--seeds", "1,1"], "each once"),
         ([NAME, "--device", "gpu"], "--device: expected cpu, cuda or auto"),
         (["wrn-16-4"], "CIFAR-10"),
-    ],
-)
-def test_the_command_refuses(
-    options: list[Any], naming: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("reproduce", *options, "--out", tmp_path / "out") == 2
-    assert naming in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    ):
+        assert run("reproduce", *options, "--out", tmp_path / "out") == 2
+        assert naming in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 def test_without_a_method_all_are_made(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,7 +421,7 @@ def test_without_a_method_all_are_made(copy: Path, capsys: pytest.CaptureFixture
     assert said.err.count("is kept") == said.out.count("->") == 2 * len(METHODS)
 
 
-def test_a_method_that_is_not_available_is_said_before_another_is_trained(
+def test_missing_data_of_one_method_are_reported_before_another_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_smoothing(name: str, device: Any, seed: int, config: TaskConfig, data: Path | None) -> Task:

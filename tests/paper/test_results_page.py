@@ -1,10 +1,9 @@
-"""The results page: rows against figures worked out by hand, and the files it is written to."""
+"""The results page: rows against figures computed by hand, and the files that it is written to."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ THREE = [result(0, 5_000, 1.8), result(1, 5_100, 1.9), result(2, 5_200, 2.0)]
 
 
 def rows(text: str, starting: str) -> list[list[str]]:
-    """The cells of every table row whose first cell begins so."""
+    """The cells of every table row whose first cell starts with this."""
     cells = [[c.strip() for c in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")]
     return [line for line in cells if line[0].startswith(starting)]
 
@@ -69,19 +68,15 @@ def rows(text: str, starting: str) -> list[list[str]]:
 
 
 def test_seeds_of_the_same_settings_are_one_point() -> None:
+    """They stay one point if they differ only in speed, or in the weights that they start from."""
     (point,) = points(reversed(THREE))
     assert [r.seed for r in point.results] == [0, 1, 2]
     assert point.n_bytes == 5_100
     assert point.ratio == 4 * N / 5_100
     assert point.error_after == pytest.approx(1.9)
-
-
-def test_what_only_changes_the_speed_does_not_part_seeds() -> None:
     captured = dataclasses.replace(THREE[1], config={**CONFIG, "retrain": {"tau": 0.05, "seed": 1, "capture": True}})
     assert len(points([THREE[0], captured])) == 1
 
-
-def test_seeds_that_start_from_weights_of_their_own_are_one_point() -> None:
     def given(made: Result, name: str, digest: str) -> Result:
         return dataclasses.replace(made, config={**made.config, "pretrain": {"weights": name, "sha256": digest}})
 
@@ -100,7 +95,7 @@ def test_other_settings_methods_data_and_experiments_are_other_points() -> None:
     assert len(points([result(), *others])) == 5
 
 
-def test_the_order_is_that_of_the_experiments_then_of_bytes_whatever_the_order_given() -> None:
+def test_points_are_ordered_by_experiment_then_by_bytes() -> None:
     results = [
         result(experiment="zzz"),
         result(experiment="wrn-16-4"),
@@ -122,17 +117,11 @@ def test_one_seed_twice_is_refused() -> None:
 # Rows
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([5_060], "5,060"),
-        ([5_060, 5_160], "5,110 (5,060 to 5,160)"),
-        ([5_000, 5_100, 5_200], "5,100 ± 100"),
-        ([1, 2, 3, 4], "2 ± 1"),
-    ],
-)
-def test_spread(values: Sequence[float], text: str) -> None:
-    assert spread(values, ",.0f") == text
+def test_spread() -> None:
+    assert spread([5_060], ",.0f") == "5,060"
+    assert spread([5_060, 5_160], ",.0f") == "5,110 (5,060 to 5,160)"
+    assert spread([5_000, 5_100, 5_200], ",.0f") == "5,100 ± 100"
+    assert spread([1, 2, 3, 4], ",.0f") == "2 ± 1"
 
 
 def test_a_row_of_three_seeds() -> None:
@@ -146,14 +135,14 @@ def test_a_row_of_three_seeds() -> None:
     assert "with augmentation" not in text
 
 
-def test_one_seed_is_said_and_two_have_a_range() -> None:
+def test_one_seed_has_no_spread_and_two_have_a_range() -> None:
     ((_, seeds, error, *_),) = rows(render_page(THREE[:1]), "softshare")
     assert (seeds, error) == ("one seed (0)", "1.50 -> 1.80")
     ((_, seeds, error, *_),) = rows(render_page(THREE[:2]), "softshare")
     assert (seeds, error) == ("2 (0, 1)", "1.50 -> 1.85 (1.80 to 1.90)")
 
 
-def test_augmented_results_stand_apart_and_switches_are_named() -> None:
+def test_augmented_results_have_their_own_table_and_switches_are_named() -> None:
     plain = with_settings(result(), augment=False, hard_from=0.2, distill=None, from_scratch=False)
     augmented = with_settings(result(n_bytes=4_000), augment=True, hard_from=1.0)
     text = render_page([plain, augmented])
@@ -162,7 +151,7 @@ def test_augmented_results_stand_apart_and_switches_are_named() -> None:
     assert [row[-1] for row in rows(with_augmentation, "softshare")] == ["augment"]
 
 
-def test_a_baselines_own_accounting_is_told_below_the_table() -> None:
+def test_the_own_accounting_of_a_baseline_is_below_the_table() -> None:
     ratios = (50.0, 52.0, 54.0)
     surgery = [result(seed, method="dns", published_ratio=ratio) for seed, ratio in enumerate(ratios)]
     deep = result(n_bytes=30_000, method="deep-compression", published_ratio=40.04)
@@ -188,7 +177,7 @@ def test_published_rows_name_their_accounting() -> None:
     assert not rows(first, "MIRACLE")
 
 
-def test_an_experiment_nobody_has_published_on() -> None:
+def test_an_experiment_without_published_results() -> None:
     text = render_page([result(experiment="my-net", method="a|b")])
     assert "## my-net" in text
     assert "Published\n" not in text
@@ -196,7 +185,7 @@ def test_an_experiment_nobody_has_published_on() -> None:
 
 
 def test_published_figures_are_consistent() -> None:
-    """Size and ratio are two roundings of one figure; the paper's rows are those the demo shows."""
+    """Size and ratio are two roundings of one figure. The paper's rows are those of the experiments."""
     n_weights = {name: sum(p.numel() for p in e.make_model().parameters()) for name, e in EXPERIMENTS.items()}
     for row in PUBLISHED:
         assert (row.kilobytes is None) == (row.accounting == "a")
@@ -229,19 +218,16 @@ def test_the_summary_has_our_file_beside_the_papers() -> None:
 
 
 def test_the_summary_takes_the_smallest_file_at_about_the_papers_error() -> None:
-    """The paper has 1.94%: at most 0.05 points more will do."""
+    """The paper has 1.94%. At most 0.05 points more are allowed."""
     near, far = result(n_bytes=4_000, error=1.98, method="near"), result(n_bytes=3_000, error=2.0, method="far")
     rival = result(n_bytes=2_000, error=1.5, method="dns")
     augmented = with_settings(result(n_bytes=1_000, error=1.5, method="other"), augment=True)
     assert summary_of(*THREE, near, far, rival, augmented)[1][0] == "**near**, one seed"
     assert summary_of(result(error=2.5, method="worse"), far)[1][0] == "**far**, one seed"  # none is near: the lowest
-
-
-def test_the_summary_has_only_networks_of_the_paper() -> None:
     assert not rows(render_summary([result(experiment="my-net")]), "my-net")
 
 
-def test_only_what_is_between_the_markers_is_replaced() -> None:
+def test_only_the_text_between_the_markers_is_replaced() -> None:
     text = replace_summary(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new")
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     assert replace_summary(text, "new") == text
@@ -278,7 +264,7 @@ def test_frontier() -> None:
     assert frontier([]) == []
 
 
-def test_a_plot_is_known_by_its_figures() -> None:
+def test_a_plot_is_recognised_by_its_figures() -> None:
     data, other = (pareto_data("lenet-300-100", points([r])) for r in (result(), result(n_bytes=5_001)))
     png = b"\x89PNG...." + data.digest.encode() + b"...."
     assert is_current(png, data)
@@ -302,27 +288,31 @@ def test_without_matplotlib_the_error_names_it(monkeypatch: pytest.MonkeyPatch) 
 # Files and the command
 
 
+def keep(root: Path, made: Result) -> None:
+    folder = root / "results/lenet-300-100/softshare" / f"seed-{made.seed}"
+    folder.mkdir(parents=True)
+    made.save(folder / "result.json")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with three results and a README; no matplotlib, whether or not it is installed."""
-    kept = tmp_path / "results/lenet-300-100/softshare"
-    kept.mkdir(parents=True)
+    """A repository with three results and a README."""
     for made in THREE:
-        made.save(kept / f"seed{made.seed}.json")
+        keep(tmp_path, made)
     (tmp_path / "README.md").write_text(f"# A\n\n{BEGIN}\n{END}\n\nmore\n")
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
 def drawing(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """Stands for matplotlib: `on` says whether it is installed, `drawn` what was drawn."""
+    """Replaces matplotlib: `on` says whether it is installed, and `drawn` lists what was drawn."""
     state = types.SimpleNamespace(on=False, drawn=[])
 
     def draw(data: pareto.Pareto) -> bytes:
         state.drawn.append(data.experiment)
         return b"PNG " + data.digest.encode()
 
-    for module in ("softshare.paper.pages", "softshare.report.style"):  # the second is what the command asks
+    for module in ("softshare.paper.pages", "softshare.report.style"):  # the command asks the second
         monkeypatch.setattr(f"{module}.can_draw", lambda: state.on)
     monkeypatch.setattr("softshare.paper.pages.draw_pareto", draw)
     return state
@@ -353,16 +343,13 @@ def test_check_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) ->
     assert command(root, "--check") == 0
 
 
-@pytest.mark.parametrize("changed", ["docs/results.md", "README.md"])
-def test_check_finds_what_was_changed_by_hand(root: Path, changed: str) -> None:
+def test_check_finds_changes_by_hand_and_new_results(root: Path) -> None:
+    for changed in ("docs/results.md", "README.md"):
+        assert command(root) == 0
+        (root / changed).write_text((root / changed).read_text().replace("5,100 ± 100", "4,100 ± 100"))
+        assert command(root, "--check") == 1
     assert command(root) == 0
-    (root / changed).write_text((root / changed).read_text().replace("5,100 ± 100", "4,100 ± 100"))
-    assert command(root, "--check") == 1
-
-
-def test_check_finds_a_new_result(root: Path) -> None:
-    assert command(root) == 0
-    result(3, 5_300).save(root / "results/lenet-300-100/softshare/seed3.json")
+    keep(root, result(3, 5_300))
     assert command(root, "--check") == 1
 
 
@@ -381,7 +368,7 @@ def test_figures_in_prose_are_filled_and_checked(root: Path, capsys: pytest.Capt
     assert "page.md: results/none rows: expected rows in results/none, found none" in error
 
 
-def test_a_readme_without_markers_or_none_is_left_alone(root: Path) -> None:
+def test_a_readme_without_markers_does_not_change(root: Path) -> None:
     (root / "README.md").write_text("# A\n")
     assert command(root) == 0
     assert (root / "README.md").read_text() == "# A\n"
@@ -398,9 +385,9 @@ def test_plots_are_drawn_once_and_shown_only_while_current(root: Path, drawing: 
     assert drawing.drawn == ["lenet-300-100"]
     assert link in (root / "docs/results.md").read_text()
 
-    drawing.on = False  # another machine: what was drawn is still good
+    drawing.on = False  # another machine: the plot is still current
     assert command(root, "--check") == 0
-    result(3, 5_300).save(root / "results/lenet-300-100/softshare/seed3.json")
+    keep(root, result(3, 5_300))
     assert command(root) == 0
     assert link not in (root / "docs/results.md").read_text()
 
@@ -416,8 +403,11 @@ def test_nothing_to_show_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "results").mkdir()
     assert command(tmp_path) == 2
     assert "found none" in capsys.readouterr().err
-    (tmp_path / "results/x.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"x\.json is not a result"):
+    (tmp_path / "results/notes.json").write_text("{}")  # only result.json is a result
+    assert command(tmp_path) == 2
+    assert "expected folders that hold result.json, found none" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "results/result.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"result\.json is not a result"):
         load_results(tmp_path / "results")
     assert not (tmp_path / "docs").exists()
 

@@ -1,17 +1,18 @@
-"""Made-up results of a network quantized by hand, measured truly, then tampered with."""
+"""Results of networks quantized by hand: measured, then tampered with. And runs of a user's own task."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from digits import digits
+from report_runs import compress, make_task
 from softshare.cli import main
 from softshare.codec import save
 from softshare.compressed import Compressed
@@ -24,14 +25,14 @@ from softshare.quantization.assignment import quantize
 from softshare.result import Result, measure
 from softshare.task import Task
 from softshare.zoo import experiments
-from softshare.zoo.datasets import Split, load_mnist
+from softshare.zoo.datasets import Split
 from softshare.zoo.models import WRN164
 
 NAME = "lenet-300-100/ours/tau0.05-seed0"
 
 
 def by_hand(model: torch.nn.Module) -> Compressed:
-    """Three values, zero among them, at which most of an untrained network's weights end."""
+    """Quantize to three values, zero among them, where most weights of an untrained network end."""
     mixing = torch.tensor([0.5, 0.25, 0.25]).log()
     mixture = Mixture(mixing, torch.tensor([0.0, -0.04, 0.04]), torch.full((3,), 0.01).square().log())
     view = WeightView.of(model, ())
@@ -53,12 +54,11 @@ def loads() -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_images(loads: list[str]) -> Any:
-    """256 examples of each part of MNIST; how often they are loaded is counted."""
-    train, validation, test = (s[torch.arange(256)] for s in load_mnist())
+    """256 examples in place of each part of MNIST; counts how often they are loaded."""
 
     def few() -> tuple[Split, Split, Split]:
         loads.append("MNIST")
-        return train, validation, test
+        return digits(256, 256, 256)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiments, "load_mnist", few)
@@ -89,7 +89,7 @@ def tamper(folder: Path, **changes: Any) -> None:
 
 
 def only_bad(folder: Path) -> Check:
-    """The one check that failed; the other pair must be as it was."""
+    """The one check that failed. The other run must agree."""
     first, second = verify(folder)
     assert second.ok
     assert not first.ok
@@ -97,7 +97,7 @@ def only_bad(folder: Path) -> Check:
     return first
 
 
-# What agrees
+# Agreement
 
 
 def test_true_results_agree(folder: Path, loads: list[str]) -> None:
@@ -112,39 +112,29 @@ def test_true_results_agree(folder: Path, loads: list[str]) -> None:
         assert (check.file_bytes, check.error) == (size, result.error_after) == (result.file_bytes, check.error)
 
 
-def test_the_random_state_is_left_alone(folder: Path) -> None:
-    before = torch.get_rng_state()
-    list(verify(folder))
-    assert torch.equal(torch.get_rng_state(), before)
+# Differences
 
 
-# What differs
-
-
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("file_bytes", lambda v: v - 1),
-        ("ratio", lambda v: v * 1.0001),
-        ("error_after", lambda v: v + 1e-6),
-        ("error_after", lambda v: float("nan")),
-        ("n_weights", lambda v: v + 1),
-        ("n_nonzero", lambda v: v - 1),
-        ("n_components", lambda v: v + 1),
-        ("han_bytes", lambda v: v + 1),
-        ("han_ratio", lambda v: v * 1.0001),
-        ("entropy_bytes", lambda v: v + 1),
-        ("dataset", lambda v: "CIFAR-10"),
-    ],
-)
-def test_a_tampered_field_is_named(folder: Path, field: str, change: Callable[[Any], Any]) -> None:
-    said = change(getattr(Result.load(folder / f"{NAME}/result.json"), field))
-    tamper(folder, **{field: said})
+def test_every_tampered_field_is_named(folder: Path) -> None:
+    """A field that is not tampered with agrees, so each difference is that of its own field."""
+    true = Result.load(folder / f"{NAME}/result.json")
+    said: dict[str, Any] = {name: getattr(true, name) + 1 for name in ("n_weights", "n_components", "han_bytes")}
+    said |= {name: getattr(true, name) - 1 for name in ("file_bytes", "n_nonzero")}
+    said |= {name: getattr(true, name) * 1.0001 for name in ("ratio", "han_ratio", "entropy_bytes")}
+    said |= {"error_after": true.error_after + 1e-6, "dataset": "CIFAR-10"}
+    tamper(folder, **said)
+    found = {text.partition(":")[0]: text for text in only_bad(folder).differences}
+    assert found.keys() == said.keys()
+    for field, text in found.items():
+        assert text.startswith(f"{field}: expected {said[field]!r} by the result, got ")
+    tamper(folder, **{name: getattr(true, name) for name in said} | {"error_after": float("nan")})
     (difference,) = only_bad(folder).differences
-    assert difference.startswith(f"{field}: expected {said!r} by the result, got ")
+    assert difference.startswith("error_after: expected nan by the result, got ")
+    tamper(folder, error_after=true.error_after + 1e-10)  # rounding
+    assert all(c.ok for c in verify(folder))
 
 
-def test_a_pair_is_what_its_place_says(folder: Path, tmp_path: Path) -> None:
+def test_a_kept_result_has_the_method_and_seed_of_its_folder(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "kept" / "lenet-300-100" / "dns"
     place.mkdir(parents=True)
     shutil.copytree(folder / NAME, place / "seed-7")
@@ -155,13 +145,8 @@ def test_a_pair_is_what_its_place_says(folder: Path, tmp_path: Path) -> None:
     assert all(c.ok for c in verify(tmp_path / "kept"))
 
 
-def test_rounding_within_the_tolerance_agrees(folder: Path) -> None:
-    tamper(folder, error_after=Result.load(folder / f"{NAME}/result.json").error_after + 1e-10)
-    assert all(c.ok for c in verify(folder))
-
-
 def test_a_file_of_another_network_of_the_same_size_differs(folder: Path) -> None:
-    """Two files swapped: their JSONs are true of the other."""
+    """Two results are swapped: each is true of the other file."""
     first, second = folder / f"{NAME}/result.json", folder / f"{NAME[:-1]}1/result.json"
     a, b = first.read_bytes(), second.read_bytes()
     first.write_bytes(b)
@@ -170,55 +155,44 @@ def test_a_file_of_another_network_of_the_same_size_differs(folder: Path) -> Non
         assert {d.partition(":")[0] for d in check.differences} >= {"file_bytes", "n_nonzero"}
 
 
-def test_a_truncated_file(folder: Path) -> None:
+def test_a_truncated_a_changed_and_an_empty_file(folder: Path) -> None:
     path = folder / f"{NAME}/model.sws"
-    path.write_bytes(path.read_bytes()[:-100])
+    data = path.read_bytes()
+    path.write_bytes(data[:-100])
     check = only_bad(folder)
     assert check.error is None
     assert any(d.startswith("file_bytes: ") for d in check.differences)
     assert any("checksum" in d for d in check.differences)
-
-
-def test_a_changed_byte(folder: Path) -> None:
-    path = folder / f"{NAME}/model.sws"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     assert any("checksum" in d for d in only_bad(folder).differences)
-
-
-def test_an_empty_file(folder: Path) -> None:
-    (folder / f"{NAME}/model.sws").write_bytes(b"")
+    path.write_bytes(b"")
     assert len(only_bad(folder).differences) == 2
 
 
-def test_a_result_without_its_file(folder: Path) -> None:
-    (folder / f"{NAME}/model.sws").unlink()
+def test_a_missing_file_and_a_missing_result(folder: Path) -> None:
+    run = folder / NAME
+    (run / "model.sws").rename(run / "kept")
     check = only_bad(folder)
     assert check.file_bytes is None
-    assert "there is no model.sws beside result.json" in check.differences[0]
+    assert check.differences == ("expected model.sws beside result.json, found none",)
+    (run / "kept").rename(run / "model.sws")
+    (run / "result.json").unlink()
+    assert only_bad(folder).differences == ("expected result.json beside model.sws, found none",)
 
 
-def test_a_file_without_its_result(folder: Path) -> None:
-    (folder / f"{NAME}/result.json").unlink()
-    assert "there is no result.json beside model.sws" in only_bad(folder).differences[0]
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2]"])
-def test_what_is_not_a_result(folder: Path, text: str) -> None:
-    (folder / f"{NAME}/result.json").write_text(text)
-    assert "is not a result" in only_bad(folder).differences[0]
-
-
-def test_a_field_of_another_type(folder: Path) -> None:
+def test_what_is_not_a_result(folder: Path) -> None:
     tamper(folder, error_after="1.5")
     assert "error_after: expected a number, got '1.5'" in only_bad(folder).differences[0]
+    for text in ("", "{}", "[1, 2]"):
+        (folder / f"{NAME}/result.json").write_text(text)
+        assert "is not a result" in only_bad(folder).differences[0]
 
 
 def test_an_unknown_experiment(folder: Path) -> None:
     tamper(folder, experiment="my-net", file_bytes=1)
     unknown, size = only_bad(folder).differences
-    assert "'my-net' is no experiment" in unknown
+    assert unknown.startswith("'my-net' is none of the experiments lenet-300-100, ")
     assert size.startswith("file_bytes")
 
 
@@ -227,12 +201,12 @@ def test_a_file_of_another_experiment(folder: Path) -> None:
     assert any("does not fit the model" in d for d in only_bad(folder).differences)
 
 
-# What cannot be checked
+# What cannot be measured
 
 
 @pytest.fixture(scope="module")
 def wrn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A WRN-16-4, of which everything is true but the error, which nobody has measured."""
+    """A WRN-16-4 whose result is true, except for the error, which nobody has measured."""
     folder = tmp_path_factory.mktemp("wrn")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -243,20 +217,21 @@ def wrn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_without_the_data_all_but_the_error_is_checked(wrn_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_without_the_data_everything_except_the_error_is_checked(
+    wrn_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (check,) = verify(wrn_folder)
     assert check.ok
     assert check.error is None
     (reason,) = check.not_checked
-    assert reason.startswith("error: wrn-16-4: CIFAR-10 is not in the package. Expected cifar-10-batches-bin")
+    assert reason.startswith("error: wrn-16-4: CIFAR-10 is not part of the package. Expected cifar-10-batches-bin")
     assert main(["verify", str(wrn_folder)]) == 0
     text = capsys.readouterr().out
     assert "The error of 1 could not be measured" in text
     assert "ok; error not checked" in " ".join(text.split())
-    assert " ".join(text.split()).count("not checked: error: wrn-16-4: CIFAR-10 is not in the package.") == 1
-
-
-def test_without_the_data_the_rest_can_still_differ(wrn_folder: Path, tmp_path: Path) -> None:
+    assert " ".join(text.split()).count("not checked: error: wrn-16-4: CIFAR-10 is not part of the package.") == 1
+    # The rest can still differ.
     shutil.copytree(wrn_folder, tmp_path / "results")
     path = tmp_path / "results/wrn-16-4/ours/seed0/result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"n_nonzero": 5}))
@@ -275,7 +250,7 @@ def test_a_config_that_does_not_say_how_the_file_was_encoded(folder: Path) -> No
 # The folder and the command
 
 
-def test_pairs_are_found_once_and_in_order(tmp_path: Path) -> None:
+def test_runs_are_found_once_and_in_order(tmp_path: Path) -> None:
     for name in (
         "b/model.sws",
         "a/x/result.json",
@@ -289,7 +264,7 @@ def test_pairs_are_found_once_and_in_order(tmp_path: Path) -> None:
     assert [str(p.relative_to(tmp_path)) for p in find_runs(tmp_path)] == ["a/0.5", "a/x", "b"]
 
 
-def test_no_folder_and_an_empty_one_are_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_and_an_empty_folder_are_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         find_runs(tmp_path / "none")
     for path, message in ((tmp_path / "none", "there is no folder"), (tmp_path, "found none")):
@@ -297,27 +272,21 @@ def test_no_folder_and_an_empty_one_are_bad_usage(tmp_path: Path, capsys: pytest
         assert message in capsys.readouterr().err
 
 
-def test_the_command_says_what_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(folder)]) == 0
+def test_the_command_says_what_agrees_and_what_differs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    before = torch.get_rng_state()
+    assert main(["verify"]) == 0  # the default folder is results
+    assert torch.equal(torch.get_rng_state(), before)
     text = capsys.readouterr().out
     assert "2 of 2 agree" in text
     assert f"{Result.load(folder / f'{NAME}/result.json').file_bytes:,}" in text
-
-
-def test_the_command_says_what_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tamper(folder, n_nonzero=3)
     assert main(["verify", str(folder)]) == 1
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "1 of 2 agree" in text
     assert "n_nonzero" in text
-
-
-def test_the_default_folder_is_results(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    assert main(["verify"]) == 0
-    assert "2 of 2" in capsys.readouterr().out
 
 
 def test_json_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,4 +297,27 @@ def test_json_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [check["ok"] for check in values["checks"]] == [False, True]
     assert values["checks"][0]["path"] == NAME
     assert values["checks"][0]["file_bytes"] is None
-    assert "there is no model.sws" in values["checks"][0]["differences"][0]
+    assert "expected model.sws" in values["checks"][0]["differences"][0]
+
+
+# A user's own task
+
+
+def test_a_run_of_the_users_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--task FILE.py:make_task` measures it. Without --task, the command says what to give."""
+    run = compress(tmp_path, "--epochs", 1)
+    capsys.readouterr()
+    assert main(["verify", str(run), "--task", f"{tmp_path / 'net.py'}:task"]) == 0
+    assert "1 of 1 agree" in capsys.readouterr().out
+    (check,) = verify(run, task=make_task())
+    assert (check.ok, check.not_checked) == (True, ())
+    assert check.error == Result.load(run / "result.json").error_after
+
+    assert main(["verify", str(run)]) == 1
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "give the task of the run, as in --task FILE.py:make_task" in text
+
+    path = run / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"error_after": 1.0}))
+    assert main(["verify", str(run), "--task", f"{tmp_path / 'net.py'}:task"]) == 1
+    assert "error_after" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from softshare.prior.mixture import Mixture
 
 
 def one_mixture(**changes: Any) -> ss.PriorConfig:
-    """The paper's: one mixture over all weights, its widths left to the hyper-priors."""
+    """The paper's prior: one mixture over all weights, whose widths follow the hyper-priors."""
     gammas = {"zero_precision_prior": ss.Gamma(5000, 2), "free_precision_prior": ss.Gamma(250, 0.1)}
     return ss.PriorConfig(**{"mixtures": "global", "width": None, **gammas, **changes})
 
@@ -31,7 +31,7 @@ def net(seed: int = 0) -> nn.Module:
 
 
 def perturbed(config: ss.PriorConfig, model: nn.Module | None = None) -> ss.MixturePrior:
-    """A prior whose parameters are no longer those of the start."""
+    """A prior whose parameters have moved from the start."""
     prior = ss.MixturePrior(model or net(), config)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -64,6 +64,7 @@ def test_start_by_quantiles_gives_each_component_as_many_weights() -> None:
     assert counts.max() < 1.2 * 1250
 
 
+@pytest.mark.slow
 def test_start_by_quantiles_of_more_weights_than_torch_quantile_takes() -> None:
     model = nn.Linear(4096, 4200, bias=False)
     with torch.no_grad():
@@ -83,9 +84,15 @@ def test_mixture_is_normalized_and_zero_stays_zero(mixing_prior: ss.Beta | ss.Di
         assert abs(float(mixture.mixing[0]) - 0.97) > 1e-4
 
 
-@pytest.mark.parametrize("mixing_prior", [None, ss.Beta(50, 3), ss.Dirichlet(50, 2)])
-@pytest.mark.parametrize("zero_precision_prior", [None, ss.Gamma(5000, 2)])
-@pytest.mark.parametrize("free_precision_prior", [None, ss.Gamma(250, 0.1)])
+@pytest.mark.parametrize(
+    ("mixing_prior", "zero_precision_prior", "free_precision_prior"),
+    [
+        (None, None, None),
+        (ss.Beta(50, 3), ss.Gamma(5000, 2), None),
+        (ss.Dirichlet(50, 2), None, ss.Gamma(250, 0.1)),
+        (None, ss.Gamma(5000, 2), ss.Gamma(250, 0.1)),
+    ],
+)
 def test_loss_equals_torch_distributions(
     mixing_prior: ss.Beta | ss.Dirichlet | None,
     zero_precision_prior: ss.Gamma | None,
@@ -210,7 +217,7 @@ def test_bad_models() -> None:
         ss.MixturePrior(constant)
     with torch.no_grad():
         constant.bias[1] = math.nan
-    with pytest.raises(ModelError, match="tensor bias: 1 of 3 weights are NaN"):
+    with pytest.raises(ModelError, match=r"tensor bias: .*1 of 3 .*NaN"):
         ss.MixturePrior(constant)
 
 
@@ -218,7 +225,7 @@ def test_bad_models() -> None:
 
 
 class Layers(nn.Module):
-    """Three layers, a tied one, an empty one, and one whose weights are all alike."""
+    """Three layers, a tied one, an empty one, and one whose weights are all equal."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -265,10 +272,9 @@ def test_rules_choose_what_is_in_a_layer() -> None:
     assert names == [["conv.weight", "none.weight"], ["norm.weight"], ["embed.weight"], ["alike.weight"]]
 
 
-@pytest.mark.parametrize("width", [0.45, None])
-@pytest.mark.parametrize("init", ["range", "quantile"])
+@pytest.mark.parametrize(("init", "width"), [("range", None), ("quantile", 0.45)])
 def test_each_layer_starts_from_its_own_weights(init: Any, width: float | None) -> None:
-    """Also one of equal weights, whose spacing is 0, and one of zeros."""
+    """One layer has equal weights, whose spacing is 0, and one has only zeros."""
     model = Layers()
     with torch.no_grad():
         model.out.bias.zero_()
@@ -285,13 +291,19 @@ def test_each_layer_starts_from_its_own_weights(init: Any, width: float | None) 
     assert math.isfinite(prior.neg_log_prior().item())
 
 
-@pytest.mark.parametrize("mixing_prior", [None, ss.Beta(50, 3), ss.Dirichlet(50, 2)])
-@pytest.mark.parametrize("width", [0.45, None])
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("in_place", "width", "mixing_prior"),
+    [
+        (False, 0.45, None),
+        (False, None, ss.Beta(50, 3)),
+        (True, None, ss.Dirichlet(50, 2)),
+        (True, 0.45, ss.Beta(50, 3)),
+    ],
+)
 def test_loss_and_gradients_are_the_sum_over_layers_of_torch_distributions(
     in_place: bool, width: float | None, mixing_prior: ss.Beta | ss.Dirichlet | None
 ) -> None:
-    """Each layer's mixture and hyper-priors, made of the raw parameters alone; differences between two states."""
+    """Each layer's mixture and hyper-priors, from the raw parameters alone, as differences between two states."""
     config = ss.PriorConfig(components=3, width=width, zero_mixing=0.8, mixing_prior=mixing_prior)
     if width is None:
         config = dataclasses.replace(
@@ -348,7 +360,7 @@ def test_loss_and_gradients_are_the_sum_over_layers_of_torch_distributions(
 
 
 def test_float32_is_near_float64() -> None:
-    """By the compiled sweep, layer by layer."""
+    """This uses the compiled sweep, layer by layer."""
     config = ss.PriorConfig(components=3)
     grads = []
     for dtype in (torch.float32, torch.float64):
@@ -361,7 +373,7 @@ def test_float32_is_near_float64() -> None:
 
 def test_a_mixture_alone_is_refused_where_there_are_several() -> None:
     prior = ss.MixturePrior(Layers(), ss.PriorConfig())
-    with pytest.raises(ConfigError, match=r"one for each of 4 layers; see mixtures\(\)"):
+    with pytest.raises(ConfigError, match=r"expected one for all weights, got 4 layers\. Use mixtures\(\)"):
         prior.mixture()
     assert len(prior.mixtures()) == 4
 
@@ -384,10 +396,9 @@ def test_a_layer_is_quantized_with_its_own_mixture() -> None:
 # Widths relative to the weights
 
 
-@pytest.mark.parametrize("mixtures", ["global", "layer"])
-@pytest.mark.parametrize("width", [0.45, 0.1])
+@pytest.mark.parametrize(("mixtures", "width"), [("global", 0.1), ("layer", 0.45)])
 def test_a_width_is_relative(mixtures: Any, width: float) -> None:
-    """A network of c times the weights has c times the means and the standard deviations, and the same choices."""
+    """If all weights are c times as large, so are the means and the standard deviations; the choices are the same."""
     config = ss.PriorConfig(mixtures=mixtures, components=3, width=width)
     model, other = net(), net()
     with torch.no_grad():
@@ -404,9 +415,9 @@ def test_a_width_is_relative(mixtures: Any, width: float) -> None:
         assert torch.equal(scaled.assign(8 * w), one.assign(w))
 
 
-@pytest.mark.parametrize("mean", [0.3, 1.0, -4.073, 8.0])
+@pytest.mark.parametrize("mean", [0.3, -4.073, 8.0])
 def test_the_width_sets_the_dead_zone(mean: float) -> None:
-    """docs/math.md: zero yields at |mean| / 2 + std^2 / |mean| log(mixing_0 / mixing_j), 4.073 std or more."""
+    """docs/math.md: zero ends at |mean| / 2 + std^2 / |mean| log(mixing_0 / mixing_j), which is at least 4.073 std."""
     std, log_odds = 0.5, math.log(0.999 / 0.00025)
     border = abs(mean) * std / 2 + std / abs(mean) * log_odds
     assert border > 4.0725 * std
@@ -417,9 +428,9 @@ def test_the_width_sets_the_dead_zone(mean: float) -> None:
     assert mixture.assign(w).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("mixtures", ["global", "layer"])
+@pytest.mark.parametrize("mixtures", [pytest.param("global", marks=pytest.mark.slow), "layer"])
 def test_a_width_is_held(mixtures: Any) -> None:
-    """However strong the prior pulls: at a strength of k, n weights move a log-variance by about n / (2 k^2)."""
+    """However hard the prior pulls: with strength k, n weights move a log-variance by about n / (2 k^2)."""
     model = net()
     config = ss.PriorConfig(mixtures=mixtures, components=3, zero_mixing=0.6, lr_log_vars=1e-3)
 
@@ -438,7 +449,7 @@ def test_a_width_is_held(mixtures: Any) -> None:
 
 
 class Wide(nn.Module):
-    """A layer of 3 million weights, and a small one."""
+    """A layer with 3 million weights, and a small one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -446,7 +457,7 @@ class Wide(nn.Module):
 
 
 def widths_at_rest(model: nn.Module, n_steps: int = 100) -> torch.Tensor:  # (parts, J + 1)
-    """Trained alone, relative to where they are held."""
+    """The widths after training them alone, relative to where they are held."""
     prior = ss.MixturePrior(model, ss.PriorConfig())
     held = prior.log_vars.detach().clone()
     optimizer = torch.optim.Adam([prior.log_vars], lr=3e-3)
@@ -457,38 +468,36 @@ def widths_at_rest(model: nn.Module, n_steps: int = 100) -> torch.Tensor:  # (pa
     return torch.exp((prior.log_vars.detach() - held) / 2)
 
 
+@pytest.mark.slow
 def test_a_width_is_held_against_3_million_weights_at_its_mean() -> None:
-    """They would narrow it: at the strength for few weights to 0.63 of what it is, (1 + 1.5)^(-1/2)."""
+    """They would narrow it: with the strength for few weights to 0.63 of what it is, (1 + 1.5)^(-1/2)."""
     model = Wide()
     with torch.no_grad():
         model.large.weight.zero_()
         model.large.weight[0, 0] = 1.0
     ratio = widths_at_rest(model)
-    assert float(ratio[0, 0]) < 0.99  # it has felt them
+    assert float(ratio[0, 0]) < 0.99  # they do pull
     assert float((ratio - 1).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("start", ["normal", "uniform"])
-def test_a_width_is_held_against_3_million_weights_on_their_way(start: str) -> None:
-    """Most lie within the dead zone and far from 0, and would widen the zero component."""
+@pytest.mark.slow
+def test_a_width_is_held_against_3_million_weights_far_from_0() -> None:
+    """Most lie inside the dead zone but far from 0, and would widen the zero component."""
     model = Wide()
     torch.manual_seed(0)
     with torch.no_grad():
-        if start == "normal":
-            model.large.weight.normal_(0, 0.05)
-        else:
-            model.large.weight.uniform_(-0.05, 0.05)
+        model.large.weight.uniform_(-0.05, 0.05)
     ratio = widths_at_rest(model)
-    assert float(ratio[0, 0]) > 1.01  # it has felt them
+    assert float(ratio[0, 0]) > 1.01  # they do pull
     assert float((ratio - 1).abs().max()) < 0.05
 
 
-def test_what_holds_a_width_follows_the_prior_and_is_a_part_of_its_state() -> None:
+def test_what_holds_a_width_follows_the_prior_and_is_part_of_its_state() -> None:
     model = net()
     prior = ss.MixturePrior(model, ss.PriorConfig())
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(0.5)  # as training may
+            p.mul_(0.5)  # training may do this
     resumed = ss.MixturePrior(model, ss.PriorConfig())
     assert resumed.neg_log_prior() != prior.neg_log_prior()
     resumed.load_state_dict(prior.state_dict())

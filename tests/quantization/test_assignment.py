@@ -1,3 +1,5 @@
+"""Assigning weights to components: the arg-max, the codebook, and the quantized weights."""
+
 from __future__ import annotations
 
 import copy
@@ -15,17 +17,17 @@ from softshare.quantization import quantized as quantize_module
 from softshare.quantization.assignment import quantize
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
 
-LAW = settings(deadline=None, derandomize=True)
+LAW = settings(max_examples=50)
 
 
 def mixture(*components: tuple[float, float, float], dtype: torch.dtype = torch.float32) -> Mixture:
-    """From rows of mixing, mean, standard deviation."""
+    """A mixture from rows of mixing, mean, standard deviation."""
     mixing, mean, std = torch.tensor(components, dtype=torch.float64).T
     return Mixture(mixing.log().to(dtype), mean.to(dtype), 2 * std.log().to(dtype))
 
 
 class Holder(nn.Module):
-    """One Linear whose weights are the given values; no bias."""
+    """A Linear with the given weights and no bias."""
 
     def __init__(self, values: list[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ def quantized(values: list[float], m: Mixture, dtype: torch.dtype = torch.float3
 
 
 class Net(nn.Module):
-    """All kinds: a convolution, a normalization with buffers, a tied pair, and two dtypes."""
+    """A convolution, a normalization with buffers, a tied pair, and two dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ def mixtures(draw: st.DrawFn) -> Mixture:
 @LAW
 @given(mixtures(), st.lists(st.floats(-3, 3), min_size=1, max_size=30))
 def test_assignment_is_the_brute_force_arg_max(m: Mixture, values: list[float]) -> None:
-    """Compared by the density reached, since components may tie."""
+    """The comparison is by density, because components may tie."""
     w = torch.tensor(values, dtype=torch.float64)
     joint = joint_density(w, m)
     assigned = m.assign(w)
@@ -113,7 +115,7 @@ def test_mixing_matters() -> None:
 
 
 def test_variance_matters() -> None:
-    """0.2 is nearer to 0, but 20 of that component's standard deviations away; 0.6 likewise from 1."""
+    """0.2 is nearer to 0, but 20 of that component's standard deviations away. The same holds for 0.6 and 1."""
     assert quantized([0.2], mixture((0.5, 0.0, 0.01), (0.5, 1.0, 1.0))).dense().tolist() == [[1.0]]
     assert quantized([0.6], mixture((0.5, 0.0, 1.0), (0.5, 1.0, 0.01))).dense().tolist() == [[0.0]]
 
@@ -143,7 +145,7 @@ def test_every_shared_tensor_is_quantized() -> None:
 
 
 def test_bfloat16_weights_take_the_rounded_mean() -> None:
-    """The codebook stays float32; the decoded tensor is bfloat16, in which 0.3 is 0.30078125."""
+    """The codebook stays float32. The decoded tensor is bfloat16, where 0.3 is 0.30078125."""
     t = quantized([0.28125, 0.015625, -0.5], mixture((0.9, 0.0, 0.05), (0.1, 0.3, 0.05)), torch.bfloat16)
     assert t.codebook.tolist() == [0.0, torch.tensor(0.3).item()]
     assert t.codebook.dtype == torch.float32
@@ -152,7 +154,7 @@ def test_bfloat16_weights_take_the_rounded_mean() -> None:
 
 
 def test_float64_weights_are_assigned_in_float64() -> None:
-    """Two means closer than float32 can tell apart, each 100 of its standard deviations from the other."""
+    """float32 cannot tell these two means apart, though they are 100 standard deviations apart."""
     m = mixture((0.5, 0.0, 1e-3), (0.25, 1.0, 1e-11), (0.25, 1.0 + 1e-9, 1e-11), dtype=torch.float64)
     assert m.assign(torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64)).tolist() == [1, 2]
     t = quantized([1.0, 1.0 + 1e-9, 0.0], m, torch.float64)
@@ -161,7 +163,7 @@ def test_float64_weights_are_assigned_in_float64() -> None:
     assert t.dense().dtype == torch.float64
 
 
-def test_the_rest_is_copied_as_it_is() -> None:
+def test_the_rest_is_copied_unchanged() -> None:
     model = net()
     before = {name: t.clone() for name, t in model.state_dict().items() if name.startswith("norm.")}
     out = with_one(model, NET_MIXTURE)
@@ -232,7 +234,7 @@ def test_zero_stays_first_where_no_weight_is_pruned() -> None:
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_free_component_of_mean_0_is_the_zero_component(zero: float) -> None:
-    """The wide component at 0 takes 0.5 and -0.5, which are pruned no less than those of the narrow one."""
+    """The wide component at 0 takes 0.5 and -0.5. They are pruned just like those of the narrow one."""
     m = mixture((0.5, 0.0, 0.01), (0.25, zero, 0.5), (0.25, 2.0, 0.1))
     assert m.assign(torch.tensor([0.001, 0.5, -0.5, 2.0])).tolist() == [0, 1, 1, 2]
     t = quantized([0.001, 0.5, -0.5, 2.0], m)
@@ -277,12 +279,11 @@ def test_components_of_different_codebooks_add() -> None:
 # Narrow indices
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)])
+@pytest.mark.parametrize(("n", "dtype"), [(256, torch.uint8), (257, torch.int16)])
 def test_indices_are_as_narrow_as_the_codebook_lets_them(n: int, dtype: torch.dtype) -> None:
-    """As many components as values, each of which takes the weight at its mean."""
+    """Each of n components takes the weight at its mean."""
     assert index_dtype(n) == dtype
-    if n > 1000:
-        return
+    assert index_dtype(32_769) == torch.int32
     means = [0.0, *(k / 8 for k in range(1, n))]
     t = quantized(means[::-1], mixture(*((1 / n, mean, 0.01) for mean in means)))
     assert t.indices.dtype == dtype
@@ -290,14 +291,14 @@ def test_indices_are_as_narrow_as_the_codebook_lets_them(n: int, dtype: torch.dt
     assert t.dense().tolist() == [means[::-1]]
 
 
-@pytest.mark.parametrize("n", [1, 7, 40])
-def test_widening_by_parts_makes_no_difference(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widening_by_parts_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     codebook = torch.arange(5.0)
     indices = torch.randint(5, (40,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     t = QuantizedTensor("w", (4, 10), torch.bfloat16, indices, codebook)
-    monkeypatch.setattr(quantize_module, "_CHUNK", n)
-    assert torch.equal(t.dense(), codebook.to(torch.bfloat16)[indices.long()].reshape(4, 10))
-    assert t.counts().tolist() == [indices.tolist().count(k) for k in range(5)]
+    for n in (1, 7, 40):
+        monkeypatch.setattr(quantize_module, "_CHUNK", n)
+        assert torch.equal(t.dense(), codebook.to(torch.bfloat16)[indices.long()].reshape(4, 10))
+        assert t.counts().tolist() == [indices.tolist().count(k) for k in range(5)]
 
 
 def test_the_order_is_the_networks() -> None:

@@ -1,4 +1,4 @@
-"""What each figure says, compared with the run itself."""
+"""The data of each figure, compared with the run itself."""
 
 from __future__ import annotations
 
@@ -42,32 +42,30 @@ from softshare.target.limits import MaxBytes
 
 PAPER = ("--config", "paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
 
-MERGES = (
-    "--components",
-    16,
-    "--merge-threshold",
-    1,
-)  # a hard run: each weight keeps the component from before the merge
+# A hard run: each weight keeps its component from before the merge.
+MERGES = ("--components", 16, "--merge-threshold", 1)
 
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """By the defaults: a mixture for each layer."""
+    """A run with the defaults: a mixture for each layer."""
     return Run.load(compress(tmp_path_factory.mktemp("layers")))
 
 
 @pytest.fixture(scope="module")
 def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The paper's: one mixture, 16 components, of which many merge."""
+    """A run with the paper's settings: one mixture of 16 components, and many of them merge."""
     return Run.load(compress(tmp_path_factory.mktemp("paper"), *PAPER))
 
 
 @pytest.fixture(params=["layers", "one_for_all"])
 def run(request: pytest.FixtureRequest) -> Run:
+    """Both of them, for what depends on the number of mixtures."""
     value: Run = request.getfixturevalue(request.param)
     return value
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_for_one_mixture_and_for_many(run: Run) -> None:
     for plot in FIGURES:
         pictures = []
@@ -78,17 +76,15 @@ def test_every_figure_is_drawn_for_one_mixture_and_for_many(run: Run) -> None:
         assert all(p.startswith(b"\x89PNG") for p in pictures)
 
 
-def test_a_run_that_has_only_begun_shows_what_there_is(run: Run) -> None:
-    begun = dataclasses.replace(run, result=None, info=None, folder=Path("nowhere"))
+def test_a_run_without_a_result_or_without_a_film_shows_the_rest(layers: Run) -> None:
+    begun = dataclasses.replace(layers, result=None, info=None, folder=Path("nowhere"))
     there = {plot.name for plot in FIGURES if plot.data(begun)}
     assert there == {"weights", "dynamics", "hyperpriors", "curves", "film"}
-
-
-def test_a_run_without_a_film_shows_the_rest(run: Run) -> None:
-    there = {plot.name for plot in FIGURES if plot.data(dataclasses.replace(run, frames=None))}
+    there = {plot.name for plot in FIGURES if plot.data(dataclasses.replace(layers, frames=None))}
     assert there == {"account", "sizes", "bits", "curves", "masks", "storage"}
 
 
+@pytest.mark.slow
 def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
     run = Run.load(compress(tmp_path, "--names", "none", "--epochs", 1))
     there = {plot.name: plot.data(run) for plot in FIGURES}
@@ -97,8 +93,11 @@ def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
     assert sum(n for _, _, n in sizes.bars) == (run.folder / "model.sws").stat().st_size
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_or_without_an_epoch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected the folder of a run"):
+        Run.load(tmp_path)
+    (tmp_path / "history.csv").write_text("epoch,seconds\n")
+    with pytest.raises(ConfigError, match=r"history\.csv has no epoch yet"):
         Run.load(tmp_path)
 
 
@@ -117,6 +116,7 @@ def test_weights_are_those_of_the_checkpoints(run: Run) -> None:
         assert data.counts.sum() == data.n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("soft", [(), ("--hard-from", 1, "--zeroing", 0)])
 def test_zeros_are_those_of_the_file_and_lines_lead_where_components_merge(
     tmp_path: Path, soft: tuple[object, ...]
@@ -127,19 +127,13 @@ def test_zeros_are_those_of_the_file_and_lines_lead_where_components_merge(
     merged = []
     for data, own, names in zip(weights_data(run), dynamics_data(run), run.frames.about["tensors"], strict=True):
         zeros = torch.cat([state[name].flatten() for name in names]).numpy() == 0
-        assert (data.is_zero != zeros).sum() <= 2  # some lie on a border, rounded
-        if not soft:  # otherwise merging moves the borders, too
+        assert (data.is_zero != zeros).sum() <= 2  # rounding decides those on a border
+        if not soft:  # otherwise merging also moves the borders
             assert own.counts[-1, own.onto == 0].sum() == zeros.sum()
         merged.append(own.counts[-1, 1:][own.onto[1:] == 0].sum())
         assert set(own.onto.tolist()) == set(range(len(own.merged)))
         assert own.onto[0] == 0
-    assert sum(merged) > 0  # what the mixture before merging would not have called zero
-
-
-def test_a_run_without_an_epoch_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "history.csv").write_text("epoch,seconds\n")
-    with pytest.raises(ConfigError, match=r"history\.csv has no epoch yet"):
-        Run.load(tmp_path)
+    assert sum(merged) > 0  # the mixture before merging has fewer zeros
 
 
 def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
@@ -148,20 +142,15 @@ def test_dynamics_end_at_the_values_of_the_file(run: Run) -> None:
         used = data.merged[sorted(set(data.onto[data.counts[-1] > 0].tolist()))]
         assert data.mean[:, 0].tolist() == [0.0] * 5
         for value in used:
-            assert min(abs(value - v) for v in values) <= 1e-3 * max(
-                1e-3, abs(value)
-            )  # the codebook is in half precision
+            nearest = min(abs(value - v) for v in values)
+            assert nearest <= 1e-3 * max(1e-3, abs(value))  # the codebook is in half precision
 
 
 def test_components_that_end_up_together_are_joined() -> None:
     mean = np.array([[0, 1.0, 2.0, -1], [0, 1.2, 1.21, -1], [0, 1.0, 2.0, -1], [0, 1.5, 1.5, -1], [0, 1.4, 1.41, 0.01]])
     zeros = np.zeros_like(mean)
-    assert joined(zeros, mean, zeros - 4, MergeConfig(0.01)).tolist() == [
-        -1,
-        -1,
-        3,
-        4,
-    ]  # together at 1, too, but then apart
+    found = joined(zeros, mean, zeros - 4, MergeConfig(0.01)).tolist()
+    assert found == [-1, -1, 3, 4]  # the third is also joined at frame 1, but then apart again
     assert joined(zeros[:1], mean[:1], zeros[:1] - 4, MergeConfig(0.01)).tolist() == [-1] * 4
     assert joined(zeros, mean, zeros - 4, MergeConfig(1e9)).tolist() == [-1, 0, 0, 0]
 
@@ -181,7 +170,7 @@ def test_hyperpriors_are_the_configured_ones(one_for_all: Run) -> None:
         assert data.x[data.curves[data.configured].argmax()] == pytest.approx((alpha - 1) / rate, rel=0.01)
     truth = TorchBeta(torch.tensor(90.0).double(), torch.tensor(2.0).double()).log_prob(torch.from_numpy(beta.x))
     np.testing.assert_allclose(beta.curves[beta.configured], (truth - truth.max()).exp(), atol=1e-6)
-    for data in (zero, free, beta):  # the weaker is broader, the stronger narrower, at the same mode
+    for data in (zero, free, beta):  # a weaker density is broader, and a stronger one narrower
         widths = {label: (y > 0.5).sum() for label, y in data.curves.items()}
         assert widths["twice as strong"] < widths[data.configured] < widths["half as strong"]
 
@@ -192,15 +181,15 @@ def test_a_held_width_is_a_hyperprior_on_every_precision(layers: Run) -> None:
     assert data.x[data.curves[data.configured].argmax()] == pytest.approx(1, abs=1e-3)
 
 
-def test_filters_are_those_before(run: Run) -> None:
-    conv, hidden = filters_data(run)
-    before = load_checkpoint(run.folder / PRETRAINED)
+def test_filters_are_those_before(layers: Run) -> None:
+    conv, hidden = filters_data(layers)
+    before = load_checkpoint(layers.folder / PRETRAINED)
     assert conv.name == "conv.weight"
-    assert conv.before.shape == conv.after.shape == (7, 7)  # four filters of 3 x 3, a line between them
+    assert conv.before.shape == conv.after.shape == (7, 7)  # four filters of 3 x 3, with lines between them
     np.testing.assert_array_equal(conv.before[:3, 4:], before["conv.weight"][1, 0])
     np.testing.assert_array_equal(conv.before[4:, :3], before["conv.weight"][2, 0])
     assert np.isnan(conv.before[3]).all()
-    assert hidden.name == "hidden.weight"  # of each of 16 units four channels of 4 x 4
+    assert hidden.name == "hidden.weight"  # each of 16 units has four channels of 4 x 4
     assert hidden.before.shape == hidden.after.shape == (4 * 5 - 1, 16 * 5 - 1)
     np.testing.assert_array_equal(hidden.before[5:9, 10:14], before["hidden.weight"].reshape(16, 4, 4, 4)[2, 1])
 
@@ -208,14 +197,14 @@ def test_filters_are_those_before(run: Run) -> None:
 RUNS = {
     "merges": MERGES,
     "target": ("--max-bytes", 700),
-    "soft": ("--hard-from", 1, "--zeroing", 0),
-    "float32": ("--codebook-dtype", "float32"),
+    "soft, float32": ("--hard-from", 1, "--zeroing", 0, "--codebook-dtype", "float32"),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_filters_are_those_of_the_file_one_by_one(name: str, tmp_path: Path) -> None:
-    run = Run.load(compress(tmp_path, *RUNS[name], "--no-symmetries"))  # so that units stay where they are
+    run = Run.load(compress(tmp_path, *RUNS[name], "--no-symmetries"))  # so that units keep their order
     state = load(run.folder / "model.sws")
     assert run.frames is not None
     assert list(run.frames.filters) == ["conv.weight", "hidden.weight"]
@@ -224,13 +213,14 @@ def test_filters_are_those_of_the_file_one_by_one(name: str, tmp_path: Path) -> 
         np.testing.assert_array_equal(values, state[tensor].reshape(values.shape))
     conv, _ = filters_data(run)
     np.testing.assert_array_equal(conv.after[:3, 4:], state["conv.weight"][1, 0])
-    if name == "merges":  # here the merged mixture would have shown others
+    if name == "merges":  # here the merged mixture would show other values
         final = run.frames.final(0)
         assert final is not None
         w = load_checkpoint(run.folder / RETRAINED)["conv.weight"]
         assert (final.mean[final.assign(w)].half() != state["conv.weight"].flatten().half()).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [None, MaxBytes(700)])
 def test_units_that_the_file_moves_are_shown_where_they_were(target: MaxBytes | None) -> None:
     task = make_task()
@@ -247,13 +237,15 @@ def test_units_that_the_file_moves_are_shown_where_they_were(target: MaxBytes | 
         task.model.load_state_dict(own)
         with torch.no_grad():
             outputs.append(task.model.eval()(images))
-    torch.testing.assert_close(outputs[0], outputs[1])  # the same function: each is where the next layer looks for it
+    torch.testing.assert_close(
+        outputs[0], outputs[1]
+    )  # the same function: each unit is where the next layer expects it
     kept = kept_filters(task.model, compressed)
     assert torch.equal(kept["conv.weight"], placed["conv.weight"])
     assert torch.equal(kept["hidden.weight"].flatten(), placed["hidden.weight"].flatten())
 
 
-def test_what_reads_no_image_has_no_filters() -> None:
+def test_layers_that_read_no_image_have_no_filters() -> None:
     def shapes(*layers: nn.Module) -> list[tuple[int, ...]]:
         return list(filter_shapes(nn.Sequential(*layers)).values())
 
@@ -264,11 +256,11 @@ def test_what_reads_no_image_has_no_filters() -> None:
     assert shapes(nn.LSTM(64, 64), nn.Linear(64, 9)) == []
     convolutions = [nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5), nn.Conv2d(50, 64, 3)]
     assert shapes(*convolutions[:2], nn.Linear(800, 500)) == [(20, 1, 5, 5), (50, 20, 5, 5), (500, 50, 4, 4)]
-    assert shapes(*convolutions, nn.Linear(64, 9)) == [(20, 1, 5, 5), (50, 20, 5, 5)]  # behind a mean over places
+    assert shapes(*convolutions, nn.Linear(64, 9)) == [(20, 1, 5, 5), (50, 20, 5, 5)]  # after a mean over places
     assert shapes(nn.Conv1d(1, 64, 3), nn.Linear(784, 9)) == []
 
 
-def test_of_many_filters_the_first_are_shown() -> None:
+def test_the_first_of_many_filters_are_shown() -> None:
     model = nn.Sequential(nn.Conv2d(40, 60, 3), nn.Flatten(), nn.Linear(960, 3))
     prior = MixturePrior(model)
     kept = kept_filters(model, prior.quantize())
@@ -283,22 +275,22 @@ def test_tiles_have_lines_between_them() -> None:
     assert np.isnan(out).sum() == 40 - 24
 
 
-def test_bytes_are_those_of_the_file(run: Run) -> None:
-    (data,) = sizes_data(run)
-    assert sum(n for _, _, n in data.bars) == data.file_bytes == (run.folder / "model.sws").stat().st_size
-    info = {t.name: t for t in inspect(run.folder / "model.sws").tensors}
+def test_bytes_are_those_of_the_file(layers: Run) -> None:
+    (data,) = sizes_data(layers)
+    assert sum(n for _, _, n in data.bars) == data.file_bytes == (layers.folder / "model.sws").stat().st_size
+    info = {t.name: t for t in inspect(layers.folder / "model.sws").tensors}
     assert {name: n for name, _, n in data.bars if name in info} == {name: t.n_bytes for name, t in info.items()}
-    (bits,) = bits_data(run)
+    (bits,) = bits_data(layers)
     for name, n, density, per_weight in bits.points:
         assert per_weight == 8 * info[name].n_bytes / n
-        assert density == pytest.approx(float((load(run.folder / "model.sws")[name] != 0).float().mean()))
+        assert density == pytest.approx(float((load(layers.folder / "model.sws")[name] != 0).float().mean()))
 
 
-def test_labels_lie_on_no_point() -> None:
+def test_labels_overlap_nothing() -> None:
     close = [(f"layer{k}.weight", 10 ** (k % 6), 0.1 + 0.01 * k, 0.5 + 0.01 * k) for k in range(12)]
     with styled():
         figure = draw_bits(Bits(tuple(close)))
-        figure.draw_without_rendering()  # lays it out
+        figure.draw_without_rendering()  # computes the layout
     axes, boxes = figure.axes[0], [Text.get_window_extent(label) for label in figure.axes[0].texts]
     assert len(boxes) == 12
     assert not any(box.overlaps(axes.patch.get_window_extent()) for box in boxes)
@@ -312,20 +304,20 @@ def test_heights_keep_a_gap() -> None:
     assert spaced([0.9, 0.95, 0.97], 0.2) == pytest.approx([0.6, 0.8, 1.0])
 
 
-def test_many_tensors_are_summed_in_one_bar(run: Run) -> None:
-    assert run.info is not None
-    many = dataclasses.replace(run.info.tensors[0], n_bytes=10)
-    info = dataclasses.replace(run.info, tensors=(many,) * 100, file_bytes=1500)
-    (data,) = sizes_data(dataclasses.replace(run, info=info))
+def test_many_tensors_are_summed_in_one_bar(layers: Run) -> None:
+    assert layers.info is not None
+    many = dataclasses.replace(layers.info.tensors[0], n_bytes=10)
+    info = dataclasses.replace(layers.info, tensors=(many,) * 100, file_bytes=1500)
+    (data,) = sizes_data(dataclasses.replace(layers, info=info))
     assert len(data.bars) == 25
     assert data.bars[0][2] == 500
     assert data.bars[-1] == ("77 others", "file", 770)
 
 
-def test_the_account_is_the_result(run: Run) -> None:
-    result = run.result
+def test_the_account_is_the_result(layers: Run) -> None:
+    result = layers.result
     assert isinstance(result, Result)
-    (data,) = account_data(run)
+    (data,) = account_data(layers)
     rows = {label: (n, ratio) for label, n, ratio in data.rows}
     assert rows["the file"] == (result.file_bytes, result.ratio)
     assert rows["Han's format, the whole file"] == (result.han_bytes, result.han_ratio)
@@ -333,62 +325,49 @@ def test_the_account_is_the_result(run: Run) -> None:
     assert rows["error cost on the training set"] == (result.error_bits / 8, None)
 
 
-def test_curves_are_the_history(run: Run) -> None:
-    curves = {curve.title: curve for curve in curves_data(run)}
+def test_curves_are_the_history(layers: Run) -> None:
+    curves = {curve.title: curve for curve in curves_data(layers)}
     error = curves["Validation error"]
     assert error.epochs.tolist() == [0, 1, 2, 3, 4]
-    assert error.lines[""].tolist() == [row["validation_error"] for row in run.history]
+    assert error.lines[""].tolist() == [row["validation_error"] for row in layers.history]
     assert math.isnan(curves["Task loss"].lines[""][0])
-    assert curves["Complexity cost by the mixtures"].lines[""][-1] == run.history[-1]["complexity_bits"] / 8000
-    assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in run.history]
+    assert curves["Complexity cost by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
+    assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in layers.history]
 
 
-def test_the_prior_is_not_drawn_where_the_codebooks_are_trained(layers: Run) -> None:
-    """Under no prior the history has 0 for it and for tau."""
-    after = tuple(row | {"epoch": 4.0 + k, "prior_loss": 0.0, "tau": 0.0} for k, row in enumerate(layers.history[-2:]))
-    curves = {curve.title: curve for curve in curves_data(dataclasses.replace(layers, history=layers.history + after))}
-    for title, column in (("Prior", "prior_loss"), ("tau", "tau")):
-        values = curves[title].lines[""]
-        assert values[:5].tolist() == [row[column] for row in layers.history]
-        assert np.isnan(values[5:]).all()
-        with styled():
-            assert to_png(draw_curves(curves[title])).startswith(b"\x89PNG")
-    assert not np.isnan(curves["Components in use"].lines[""]).any()
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_densities_of_nothing_and_of_all_are_drawn(value: float) -> None:
+def test_densities_of_0_and_1_are_drawn() -> None:
     columns = ("epoch", "validation_error", "task_loss", "prior_loss", "complexity_bits", "components_alive", "tau")
     row = dict.fromkeys(columns, 0.0)
-    run = Run(Path(), (row | {"density/w": value},), None, None, None)
-    for curve in curves_data(run):
+    for value in (0.0, 1.0):
+        *_, density = curves_data(Run(Path(), (row | {"density/w": value},), None, None, None))
+        assert density.log
         with styled():
-            assert to_png(draw_curves(curve)).startswith(b"\x89PNG")
+            assert to_png(draw_curves(density)).startswith(b"\x89PNG")
 
 
-def test_masks_are_those_of_the_file(run: Run) -> None:
-    state = load(run.folder / "model.sws")
-    for data in masks_data(run):
+def test_masks_are_those_of_the_file(layers: Run) -> None:
+    state = load(layers.folder / "model.sws")
+    for data in masks_data(layers):
         truth = state[data.name].reshape(len(state[data.name]), -1) != 0
         assert data.shape == tuple(truth.shape)
         assert np.array_equal(data.density, truth.numpy())
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (5, 7), (100, 33), (33, 100)])
-def test_a_large_mask_is_binned(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_mask_is_binned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "MOST_CELLS", 6)
     monkeypatch.setattr(masks, "_CHUNK", 50)
-    matrix = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3).float()
-    out = binned(matrix)
-    height, width = (math.ceil(n / 6) for n in shape)
-    truth = [[float(cell.mean()) for cell in rows.split(width, 1)] for rows in matrix.split(height)]
-    np.testing.assert_allclose(out, truth)
-    assert max(out.shape) <= 6
+    for shape in ((1, 1), (7, 5), (5, 7), (100, 33), (33, 100)):
+        matrix = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3).float()
+        out = binned(matrix)
+        height, width = (math.ceil(n / 6) for n in shape)
+        truth = [[float(cell.mean()) for cell in rows.split(width, 1)] for rows in matrix.split(height)]
+        np.testing.assert_allclose(out, truth)
+        assert max(out.shape) <= 6
 
 
-def test_a_stored_row_is_read_back(run: Run) -> None:
-    (data,) = storage_data(run)
-    row = load(run.folder / "model.sws")[data.name][data.row].flatten().numpy()
+def test_a_stored_row_is_read_back(layers: Run) -> None:
+    (data,) = storage_data(layers)
+    row = load(layers.folder / "model.sws")[data.name][data.row].flatten().numpy()
     assert data.name == "hidden.weight"
     filled = data.values == 0
     np.testing.assert_array_equal(row[data.columns], data.values)
@@ -397,11 +376,11 @@ def test_a_stored_row_is_read_back(run: Run) -> None:
     assert data.relative.max() < 32
 
 
-def test_a_gap_too_long_is_filled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_too_long_is_filled(layers: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = torch.zeros(2, 64)
     sparse[0, 0], sparse[1, 40] = 0.5, -0.25
     monkeypatch.setattr("softshare.report.figures.storage.load", lambda *_, **__: {"hidden.weight": sparse})
-    (data,) = storage_data(run)
+    (data,) = storage_data(layers)
     assert (data.row, data.columns.tolist(), data.relative.tolist()) == (1, [31, 40], [31, 8])
     assert data.values.tolist() == [0, -0.25]
 

@@ -1,4 +1,4 @@
-"""The page while training goes on."""
+"""The page during training."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report_runs import compress
 from softshare.errors import NotAvailableError
@@ -12,6 +11,8 @@ from softshare.report.tensorboard import TensorBoardLog
 
 
 def test_tensorboard_reads_the_history(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     run = Run.load(compress(tmp_path, "--tensorboard", tmp_path / "events"))
     read = EventAccumulator(str(tmp_path / "events"))
     read.Reload()

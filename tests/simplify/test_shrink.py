@@ -1,4 +1,4 @@
-"""The same function by a smaller network."""
+"""A smaller network for the same function."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inputs(shape: tuple[int, ...]) -> Tensor:
 
 
 def check_same(model: nn.Module, small: nn.Module, shape: tuple[int, ...]) -> None:
-    """In double precision, so that the order of sums does not matter."""
+    """The comparison is in double precision, so the order of sums does not matter."""
     x = inputs(shape)
     with torch.no_grad():
         torch.testing.assert_close(small.eval()(x), model.eval()(x), rtol=1e-9, atol=1e-9)
@@ -50,19 +50,19 @@ def wrapped() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("density", [0.02, 0.3])
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("make", "shape"),
+    ("make", "shape", "density", "seed"),
     [
-        (LeNet300100, IMAGES),
-        (LeNet5Caffe, IMAGES),
-        (averaging, IMAGES),
-        (without_biases, IMAGES),
-        (Functional, IMAGES),
-        (Residual, (16,)),
-        (padded, IMAGES),
-        (wrapped, IMAGES),
+        (LeNet300100, IMAGES, 0.02, 0),
+        (LeNet5Caffe, IMAGES, 0.02, 1),
+        (averaging, IMAGES, 0.02, 0),
+        (averaging, IMAGES, 0.3, 1),
+        (without_biases, IMAGES, 0.3, 0),
+        (Functional, IMAGES, 0.3, 1),
+        (Residual, (16,), 0.3, 0),
+        (padded, IMAGES, 0.02, 1),
+        (padded, IMAGES, 0.3, 0),
+        (wrapped, IMAGES, 0.3, 1),
     ],
 )
 def test_same_function(make: Callable[[], nn.Module], shape: tuple[int, ...], density: float, seed: int) -> None:
@@ -74,7 +74,7 @@ def test_same_function(make: Callable[[], nn.Module], shape: tuple[int, ...], de
     full.load_state_dict(quantized.state_dict())
     check_same(full, small, shape)
     left, all_of_them = (sum(p.numel() for p in m.parameters()) for m in (small, full))
-    assert left < all_of_them or (make is padded and left == all_of_them)  # where constants have to stay
+    assert left < all_of_them or (make is padded and left == all_of_them)  # there, constants must stay
     torch.testing.assert_close(model.state_dict(), before, check_dtype=False)  # only read
     again = shrink(small)
     assert sizes(again) == sizes(small)
@@ -90,7 +90,7 @@ def test_float32_to_rounding() -> None:
 
 
 def by_hand() -> nn.Sequential:
-    """Unit 0 works; 1 feeds nothing; 2 is always 0.5; 3 is always off; 4 feeds only a unit that feeds nothing."""
+    """Unit 0 works, 1 feeds nothing, 2 is always 0.5, 3 is always off, 4 feeds only a unit that feeds nothing."""
     model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     values = {
         "0.weight": [[1, 2], [3, 4], [0, 0], [0, 0], [1, 1]],
@@ -105,7 +105,7 @@ def by_hand() -> nn.Sequential:
 
 
 def test_by_hand() -> None:
-    """The constant of unit 2 goes into biases, which makes the second layer's unit 1 constant, 3 - 2 * 0.5, in turn."""
+    """The constant of unit 2 goes into biases. This makes the second layer's unit 1 constant too, 3 - 2 * 0.5."""
     model = by_hand()
     small = shrink(model)
     assert sizes(small) == [(1, 2), (1, 1), (2, 1)]
@@ -151,13 +151,13 @@ def test_zero_padding_keeps_a_constant_filter(make: Callable[[], nn.Module], lef
 
 
 @pytest.mark.parametrize("model", [Tied(), Untraceable(), normalized(), nn.Linear(4, 4)])
-def test_left_as_it_is(model: nn.Module) -> None:
+def test_what_cannot_shrink_is_unchanged(model: nn.Module) -> None:
     quantized = quantized_of(model, 0.4)
     small = shrink(model, quantized)
     assert all(torch.equal(t, quantized.state_dict()[name]) for name, t in small.state_dict().items())
 
 
-def test_a_small_network_can_be_trained_on() -> None:
+def test_a_small_network_can_be_trained() -> None:
     model = by_hand()
     model[0].get_parameter("weight").requires_grad_(False)
     small = shrink(model)
@@ -167,5 +167,5 @@ def test_a_small_network_can_be_trained_on() -> None:
 
 
 def test_weights_that_do_not_fit() -> None:
-    with pytest.raises(ModelError, match=r"the state dict does not fit the model:\n  missing from the file: 0\.bias"):
+    with pytest.raises(ModelError, match=r"the state dict does not fit the model:\n  missing .*: 0\.bias"):
         shrink(nn.Sequential(nn.Linear(2, 2)), {"0.weight": torch.zeros(2, 2)})

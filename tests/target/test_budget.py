@@ -1,4 +1,4 @@
-"""Targets: one run each, on a user's task and on the LeNets, judged by the file that comes out."""
+"""Targets: one run each, on a user's task and on the LeNets, judged by the resulting file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from softshare.zoo.experiments import error_percent, make_task, pretrain_
 # tau is relative to the number of examples, which are few here
 CONFIG = ss.CompressConfig().override(epochs=10, tau=0.003, zero_mixing=0.9)
 LENET = ss.CompressConfig().override(epochs=5, tau=0.001)
-LENETS = {"lenet-300-100": LENET, "lenet-5-caffe": LENET.override(symmetries=False)}  # the latter's take long to find
+LENETS = {"lenet-300-100": LENET, "lenet-5-caffe": LENET.override(symmetries=False)}  # symmetries of LeNet-5 take long
 
 
 def no_test(model: nn.Module) -> float:
@@ -44,7 +44,7 @@ def fitted(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> nn.Module:
 
 @functools.cache
 def users_task() -> ss.Task:
-    """A convolution with batch norm and two linear layers, trained to tell stripes in noise apart."""
+    """A convolution with batch norm and two linear layers, trained to recognize stripes in noise."""
     g = torch.Generator().manual_seed(0)
     images, labels = 0.8 * torch.randn(768, 1, 8, 8, generator=g), torch.arange(768) % 3
     images[labels == 1, :, 3:5, :] += 1
@@ -66,7 +66,7 @@ def users_task() -> ss.Task:
 
 @functools.cache
 def separable_task() -> ss.Task:
-    """A perceptron trained to tell two classes apart, which it does without error."""
+    """A perceptron trained to separate two classes, which it does without error."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(1024, 20, generator=g)
     y = (x[:, :2].sum(1) > 0).long()
@@ -86,7 +86,7 @@ def separable_task() -> ss.Task:
 
 @functools.cache
 def lenet_task(name: str) -> ss.Task:
-    """One of the paper's networks on a few hundred images, trained for a moment."""
+    """One of the paper's networks, trained briefly on a few hundred images."""
     train, validation = (split[torch.arange(n)] for split, n in zip(load_mnist(), (500, 300), strict=False))
     task = dataclasses.replace(
         make_task(name),
@@ -100,7 +100,7 @@ def lenet_task(name: str) -> ss.Task:
 
 
 def error_of(task: ss.Task, compressed: ss.Compressed, folder: Path) -> float:
-    """Of the file, loaded into a copy of the model."""
+    """The error of the file, loaded into a copy of the model."""
     model = copy.deepcopy(task.model)
     compressed.save(folder / "model.sws")
     ss.load_into_(model, folder / "model.sws")
@@ -116,7 +116,8 @@ def error_before(task: ss.Task) -> float:
 # On a user's task
 
 
-@pytest.mark.parametrize("n_bytes", [700, 1000, 1500])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_bytes", [700, 1500])
 def test_max_bytes_on_a_users_task(n_bytes: int, tmp_path: Path) -> None:
     task = users_task()
     before = copy.deepcopy(task.model.state_dict())
@@ -128,6 +129,7 @@ def test_max_bytes_on_a_users_task(n_bytes: int, tmp_path: Path) -> None:
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())  # worked on a copy
 
 
+@pytest.mark.slow
 def test_max_error_on_a_users_task(tmp_path: Path) -> None:
     task, limits = users_task(), (3.0, 6.0)
     sizes = []
@@ -137,9 +139,10 @@ def test_max_error_on_a_users_task(tmp_path: Path) -> None:
         assert compressed.outcome.met
         assert compressed.outcome.reached == error_of(task, compressed, tmp_path) <= limit
         sizes.append(len(compressed.to_bytes()))
-    assert sizes[1] < sizes[0]  # more error, less bytes
+    assert sizes[1] < sizes[0]  # more error, fewer bytes
 
 
+@pytest.mark.slow
 def test_max_error_increase_is_relative_to_the_error_before() -> None:
     task = users_task()
     relative = ss.compress(task, CONFIG, target=ss.MaxErrorIncrease(0.5))
@@ -147,9 +150,10 @@ def test_max_error_increase_is_relative_to_the_error_before() -> None:
     assert relative.outcome is not None
     assert relative.outcome.met
     assert relative.outcome.limit == error_before(task) + 0.5
-    assert relative.to_bytes() == absolute.to_bytes()  # and the same seed gives the same file
+    assert relative.to_bytes() == absolute.to_bytes()  # the same seed gives the same file
 
 
+@pytest.mark.slow
 def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
     task = users_task()
     compressed = ss.compress(task, CONFIG.override(epochs=3), target=ss.MaxBytes(50_000))
@@ -158,6 +162,7 @@ def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
     assert len(compressed.to_bytes()) > len(ss.compress(task, CONFIG.override(epochs=3)).to_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -167,12 +172,13 @@ def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_max_bytes_counts_what_the_file_is_written_with(changes: dict[str, Any]) -> None:
+def test_max_bytes_counts_the_file_as_it_is_written(changes: dict[str, Any]) -> None:
     config = CONFIG.override(epochs=6, **changes)
     compressed = ss.compress(users_task(), config, target=ss.MaxBytes(1100))
     assert 0.98 * 1100 <= len(compressed.to_bytes()) <= 1100
 
 
+@pytest.mark.slow
 def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> None:
     task = users_task()
     compressed = ss.compress(task, CONFIG, target=ss.MaxError(0.0))
@@ -183,7 +189,7 @@ def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> Non
     assert str(compressed.outcome).startswith("target not met: at most 0% validation error allowed, the nearest ")
 
 
-def test_a_target_that_training_never_came_to_steer_is_reported_too() -> None:
+def test_a_target_is_reported_even_if_training_never_steered() -> None:
     config = CONFIG.override(epochs=1, hard_from=0.99)
     compressed = ss.compress(users_task(), config, target=ss.MaxBytes(600))
     assert compressed.outcome is not None
@@ -191,9 +197,10 @@ def test_a_target_that_training_never_came_to_steer_is_reported_too() -> None:
     assert compressed.outcome.reached == len(compressed.to_bytes()) > 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [ss.MaxError(3.0), ss.MaxBytes(1200)], ids=repr)
-def test_under_the_defaults_few_examples_do_not_make_the_network_collapse(target: ss.Target, tmp_path: Path) -> None:
-    """Without a target it does: the default tau is that of many more examples."""
+def test_with_few_examples_the_defaults_do_not_make_the_network_collapse(target: ss.Target, tmp_path: Path) -> None:
+    """Without a target they do: the default tau is for many more examples."""
     task, config = separable_task(), ss.CompressConfig().override(epochs=8)
     assert error_of(task, ss.compress(task, config), tmp_path) > 40
     compressed = ss.compress(task, config, target=target)
@@ -205,21 +212,19 @@ def test_under_the_defaults_few_examples_do_not_make_the_network_collapse(target
 # On the paper's networks
 
 
-@pytest.mark.parametrize(("name", "n_bytes"), [("lenet-300-100", 8000), ("lenet-5-caffe", 9000)])
-def test_max_bytes_on_the_lenets(name: str, n_bytes: int, tmp_path: Path) -> None:
-    compressed = ss.compress(lenet_task(name), LENETS[name], target=ss.MaxBytes(n_bytes))
-    assert 0.98 * n_bytes <= compressed.save(tmp_path / "model.sws") <= n_bytes
+@pytest.mark.slow
+def test_max_bytes_on_lenet_5(tmp_path: Path) -> None:
+    compressed = ss.compress(lenet_task("lenet-5-caffe"), LENETS["lenet-5-caffe"], target=ss.MaxBytes(9000))
+    assert 0.98 * 9000 <= compressed.save(tmp_path / "model.sws") <= 9000
 
 
-@pytest.mark.parametrize("target", [ss.MaxError(20.0), ss.MaxErrorIncrease(8.0)], ids=repr)
-@pytest.mark.parametrize("name", LENETS)
-def test_max_error_on_the_lenets(name: str, target: ss.MaxError | ss.MaxErrorIncrease, tmp_path: Path) -> None:
-    task = lenet_task(name)
-    compressed = ss.compress(task, LENETS[name], target=target)
+@pytest.mark.slow
+def test_max_error_on_lenet_300_100(tmp_path: Path) -> None:
+    task = lenet_task("lenet-300-100")
+    compressed = ss.compress(task, LENETS["lenet-300-100"], target=ss.MaxErrorIncrease(8.0))
     assert compressed.outcome is not None
     assert compressed.outcome.met
-    limit = target.max_error if isinstance(target, ss.MaxError) else error_before(task) + target.max_error_increase
-    assert error_of(task, compressed, tmp_path) <= limit
+    assert error_of(task, compressed, tmp_path) <= error_before(task) + 8
 
 
 # What is refused, and what is recorded
@@ -238,11 +243,9 @@ def test_bad_targets(make: Any, value: Any) -> None:
         make(value)
 
 
-def test_targets_that_no_run_can_meet_cost_only_a_message() -> None:
+def test_targets_that_no_run_can_meet_are_refused_before_training() -> None:
     task = users_task()
-    with pytest.raises(
-        ConfigError, match=r"at least \d+ bytes, which the file takes with every shared weight 0, got 9"
-    ):
+    with pytest.raises(ConfigError, match=r"at least \d+ bytes, the size of the file with every shared .* 0, got 9"):
         ss.compress(task, CONFIG, target=ss.MaxBytes(9))
     for changes in ({"hard_from": 1.0}, {"zeroing": 0.0}):
         with pytest.raises(ConfigError, match="expected hard_from below 1 and zeroing above 0"):
@@ -252,7 +255,7 @@ def test_targets_that_no_run_can_meet_cost_only_a_message() -> None:
 
 
 def test_the_result_records_the_target(tmp_path: Path) -> None:
-    task, config = dataclasses.replace(users_task(), test=None), CONFIG.override(epochs=2)
+    task, config = dataclasses.replace(users_task(), test=None), CONFIG.override(epochs=1)
     result = ss.measure(task, ss.compress(task, config, target=ss.MaxBytes(1200)), config)
     assert ss.CompressConfig.from_dict(result.config) == config
     assert result.outcome == {"target": {"max_bytes": 1200}, "limit": 1200, "reached": result.file_bytes, "met": True}

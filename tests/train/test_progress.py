@@ -1,3 +1,5 @@
+"""The progress bar and the CSV log."""
+
 from __future__ import annotations
 
 import csv
@@ -44,7 +46,7 @@ def console(is_terminal: bool) -> tuple[Console, io.StringIO]:
 
 
 def play(hook: Hook, epochs: int, steps: int | None, actual_steps: int) -> None:
-    """What retrain_ calls, without the training."""
+    """The calls of `retrain_`, without the training."""
     hook.on_start(epochs, steps)
     hook.on_epoch(record(0))
     for epoch in range(1, epochs + 1):
@@ -55,12 +57,12 @@ def play(hook: Hook, epochs: int, steps: int | None, actual_steps: int) -> None:
 
 
 def last_line(file: io.StringIO) -> str:
-    """What stays on the screen, at the bottom."""
+    """The last line that stays on the screen."""
     return re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", file.getvalue()).rstrip().splitlines()[-1]
 
 
 class Unsized:
-    """Batches whose number is not known beforehand."""
+    """Batches of unknown number."""
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.ones(2, 4, 3))
@@ -116,10 +118,14 @@ def test_more_steps_than_announced_do_not_overfill_the_bar() -> None:
     assert max(int(c) for c in counts) == 4
 
 
-@pytest.mark.parametrize("steps", [4, None])
 @pytest.mark.parametrize(
-    ("epochs", "expected"),
-    [(3, [1, 2, 3]), (10, list(range(1, 11))), (40, list(range(4, 41, 4))), (25, [*range(3, 25, 3), 25])],
+    ("epochs", "expected", "steps"),
+    [
+        (3, [1, 2, 3], 4),
+        (10, list(range(1, 11)), None),
+        (40, list(range(4, 41, 4)), 4),
+        (25, [*range(3, 25, 3), 25], None),
+    ],
 )
 def test_off_a_terminal_a_line_every_tenth_of_the_run(epochs: int, expected: list[int], steps: int | None) -> None:
     con, file = console(is_terminal=False)
@@ -140,15 +146,14 @@ def test_plain_training_shows_the_error_alone() -> None:
     assert file.getvalue() == "pre-train  error 11.35%  epoch 1/1, 0 s left\n"
 
 
-def test_a_title_with_brackets_is_shown_as_it_is() -> None:
+def test_a_title_with_brackets_is_shown_unchanged() -> None:
     for is_terminal in (False, True):
         con, file = console(is_terminal)
         play(ProgressBar("net[bold]", con), epochs=1, steps=1, actual_steps=1)
         assert "net[bold]" in file.getvalue()
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize("fails_at", [0, 1, 3])
+@pytest.mark.parametrize(("is_terminal", "fails_at"), [(True, 0), (True, 3), (False, 1)])
 def test_the_bar_stops_after_an_error(is_terminal: bool, fails_at: int) -> None:
     con, file = console(is_terminal)
     bar = ProgressBar("retrain", con)
@@ -157,7 +162,7 @@ def test_the_bar_stops_after_an_error(is_terminal: bool, fails_at: int) -> None:
         retrain_(task, None, RetrainConfig(epochs=2), [bar])
     written = file.getvalue()
     assert written.count("\x1b[?25l") == written.count(SHOW_CURSOR) == int(is_terminal)  # hidden, and back again
-    bar.on_end()  # once more does no harm
+    bar.on_end()  # a second call does no harm
     con.print("and on")
     assert file.getvalue().removeprefix(written).strip() == "and on"
 

@@ -1,3 +1,5 @@
+"""Retraining: the objective by hand, seeds, schedules, divergence, the history and the hooks."""
+
 from __future__ import annotations
 
 import copy
@@ -41,7 +43,7 @@ PLAIN = dataclasses.replace(SOFT, epochs=2, tau=0.1, tau_warmup=0.0, lr_weights=
 
 
 def blobs(n: int = 24, dtype: torch.dtype = torch.float32) -> Batch:
-    """Two Gaussian clouds, one per class, in turn."""
+    """Points from two Gaussian clouds in turn, one for each class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 2
     points = torch.randn(n, 2, generator=generator, dtype=torch.float64) + 4.0 * labels[:, None] - 2
@@ -54,7 +56,7 @@ def batches(n: int, size: int, dtype: torch.dtype = torch.float32) -> list[Batch
 
 
 def net(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    """Everything that can go wrong when modes or states are mixed up: batch-norm and dropout."""
+    """A network with batch-norm and dropout, which show mixed-up modes or states."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers = nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
@@ -93,13 +95,13 @@ def assert_same_state(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def plain(history: Iterable[EpochRecord]) -> list[dict[str, Any]]:
-    """Records without the clock; NaN as text, so that it equals itself."""
+    """Records without the clock, and with NaN as text, so that it equals itself."""
     rows = [{k: v for k, v in dataclasses.asdict(r).items() if k != "seconds"} for r in history]
     return [{k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
 
 
 class Recorder(Hook):
-    """Every call in order, and the states after every epoch."""
+    """Records every call in order, and the states after every epoch."""
 
     def __init__(self, task: Task | None = None, prior: MixturePrior | None = None) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -131,7 +133,7 @@ class Step:
 
 
 def spied(run: Callable[[], object]) -> list[Step]:
-    """What the optimizer is given at every step while `run` lasts."""
+    """The rates and gradients that the optimizer gets at every step of `run`."""
     seen: list[Step] = []
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -193,8 +195,9 @@ def log_prob(distribution: distributions.Distribution, value: Tensor) -> Tensor:
     return distribution.log_prob(value)
 
 
-@pytest.mark.parametrize("mixing_prior", [None, Beta(40, 2), Dirichlet(40, 1.5)])
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize(
+    ("schedule", "mixing_prior"), [("constant", None), ("cosine", Beta(40, 2)), ("cosine", Dirichlet(40, 1.5))]
+)
 def test_training_is_the_loop_written_by_hand(schedule: Any, mixing_prior: Beta | Dirichlet | None) -> None:
     prior_config = dataclasses.replace(PRIOR, mixing_prior=mixing_prior)
     config = dataclasses.replace(SOFT, epochs=3, tau=0.7, tau_warmup=0.5, lr_weights=1e-2, schedule=schedule)
@@ -227,10 +230,9 @@ def test_training_is_the_loop_written_by_hand(schedule: Any, mixing_prior: Beta 
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 6, 24])
-@pytest.mark.parametrize("n_examples", [24, 48])
+@pytest.mark.parametrize(("size", "n_examples"), [(1, 24), (6, 48), (24, 24)])
 def test_tau_means_the_same_for_every_batch_size(size: int, n_examples: int) -> None:
-    """Where the task has no say the gradient is tau / N times that of -log p, whatever the batch."""
+    """If the task's loss is 0, the gradient is tau / N times that of -log p, whatever the batch."""
 
     def nothing(model: nn.Module, batch: Batch) -> Tensor:
         return 0 * cross_entropy(model, batch)
@@ -264,10 +266,9 @@ def test_plain_training_without_a_prior() -> None:
         assert record.density == {}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("optimizer", "weight_decay"), [("adam", 0.1), ("sgd", 0.0), ("sgd", 0.1)])
 def test_optimizers_and_weight_decay_are_torchs(optimizer: Any, weight_decay: float) -> None:
-    """The decay is of the network's parameters, norms too, and never of the mixture's, which Adam trains always."""
+    """The decay is on the network's parameters, norms too, never on the mixture's. Adam always trains the mixture."""
     train = batches(24, 8, torch.float64)
     task = make_task(mlp(), train)
     prior = MixturePrior(task.model, PRIOR)
@@ -335,7 +336,7 @@ def trained(seed: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
 
 
 def test_the_seed_decides_everything() -> None:
-    """Bit by bit, and whatever the global random state before."""
+    """Bit by bit, whatever the global random state was before."""
     torch.manual_seed(100)
     history, state = trained(seed=3)
     torch.manual_seed(200)
@@ -348,7 +349,7 @@ def test_the_seed_decides_everything() -> None:
     assert not torch.equal(state_other["model.0.weight"], state["model.0.weight"])
 
 
-def test_the_global_random_state_is_put_back() -> None:
+def test_the_global_random_state_is_restored() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     trained(seed=3)
@@ -393,7 +394,7 @@ def taus_and_lrs(monkeypatch: pytest.MonkeyPatch, config: RetrainConfig, train: 
 
 
 def test_tau_warms_up_linearly_and_rates_fall_by_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 epochs of 3 steps; tau rises over the first half, that is 6 steps."""
+    """There are 4 epochs of 3 steps. Tau rises over the first half, which is 6 steps."""
     config = dataclasses.replace(SOFT, epochs=4, tau=0.12, tau_warmup=0.5, lr_weights=1e-2, schedule="cosine")
     taus, steps = taus_and_lrs(monkeypatch, config, batches(24, 8))
     assert taus == pytest.approx([0, 0.02, 0.04, 0.06, 0.08, 0.1] + [0.12] * 6, abs=1e-12)
@@ -427,7 +428,7 @@ class Stream(IterableDataset[Batch]):
 
 
 def test_training_data_of_unknown_length() -> None:
-    """Without dropout: iterating a DataLoader draws a random number of its own."""
+    """The network has no dropout, because iterating a DataLoader draws a random number of its own."""
     with_length = make_task(mlp(torch.float32))
     retrain_(with_length, None, PLAIN)
     for train in (NoLength(batches(24, 8)), DataLoader(Stream(), batch_size=None)):
@@ -439,7 +440,7 @@ def test_training_data_of_unknown_length() -> None:
 
 
 def test_schedules_are_exact_once_the_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first epoch of unknown length rates and tau move one way and stay within that epoch's share."""
+    """In the first epoch, of unknown length, rates and tau move in one direction and stay within that epoch's share."""
     config = dataclasses.replace(SOFT, epochs=4, tau=0.12, tau_warmup=1.0, lr_weights=1e-2, schedule="cosine")
     taus, steps = taus_and_lrs(monkeypatch, config, batches(24, 8))
     unknown_taus, unknown_steps = taus_and_lrs(monkeypatch, config, NoLength(batches(24, 8)))
@@ -461,7 +462,7 @@ def test_schedules_are_exact_once_the_length_is_known(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_loss_that_is_not_one_number_is_refused(result: Callable[[Tensor], Any], came: str) -> None:
-    """A vector would be summed by backward in other programs, and the task weigh its batch size times too much."""
+    """Other programs would sum a vector in backward, and the task's weight would be its batch size times too large."""
 
     def loss(model: nn.Module, batch: Batch) -> Any:
         return result(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
@@ -476,12 +477,12 @@ def test_a_loss_that_is_not_one_number_is_refused(result: Callable[[Tensor], Any
 def test_no_training_data_is_refused() -> None:
     nothing: tuple[Iterable[Batch], ...] = ([], NoLength([]))
     for train in nothing:
-        with pytest.raises(ConfigError, match=r"Task\.train gave no batch$"):
+        with pytest.raises(ConfigError, match=r"Task\.train: expected at least one batch, got none$"):
             retrain_(make_task(net(), train), None, PLAIN)
 
 
 class Once:
-    """Looks like data, gives its batches a single time."""
+    """Looks like data, but gives its batches only once."""
 
     def __init__(self) -> None:
         self.items = iter(batches(24, 8))
@@ -491,7 +492,7 @@ class Once:
 
 
 def test_data_that_is_used_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Task\.train gave no batch in epoch 2.*anew"):
+    with pytest.raises(ConfigError, match=r"Task\.train: .* got none in epoch 2.*each time it is iterated"):
         retrain_(make_task(net(), Once()), None, PLAIN)
 
 
@@ -499,7 +500,7 @@ def test_data_that_is_used_up_is_refused() -> None:
 
 
 class Bomb:
-    """Cross-entropy until the given call; what `go_off` makes of it from then on."""
+    """Cross-entropy, which `go_off` changes from the given call on."""
 
     def __init__(self, at: int, go_off: Callable[[nn.Module, Tensor], Tensor], last: int | None = None) -> None:
         self.at, self.go_off, self.last, self.calls = at, go_off, last or at, 0
@@ -521,11 +522,12 @@ def test_a_loss_that_is_not_finite_from_the_start_is_the_tasks_fault(value: floa
         retrain_(task, None, PLAIN)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("at", "epoch"), [(2, 1), (5, 2), (6, 2), (8, 3)])
-@pytest.mark.parametrize("with_prior", [True, False])
+@pytest.mark.parametrize(
+    ("value", "at", "epoch", "with_prior"),
+    [(math.nan, 2, 1, True), (math.inf, 5, 2, False), (math.nan, 6, 2, True), (math.inf, 8, 3, True)],
+)
 def test_a_loss_that_is_not_finite_ends_training(value: float, at: int, epoch: int, with_prior: bool) -> None:
-    """3 steps an epoch. Model (buffers too) and prior go back to where the epoch began, and the error carries that."""
+    """An epoch has 3 steps. Model (with buffers) and prior return to its start, and the error carries that state."""
     task = make_task(net(), loss=Bomb(at, becomes(value)))
     prior = MixturePrior(task.model, PRIOR) if with_prior else None
     recorder = Recorder(task, prior)
@@ -560,7 +562,7 @@ def test_the_state_in_the_error_is_a_copy() -> None:
 
 
 def poisons(layer: int) -> Callable[[nn.Module, Tensor], Tensor]:
-    """The loss is finite, the gradient of one layer's weights is not: sqrt has slope inf at 0, and 0 * inf is NaN."""
+    """The loss is finite, but one layer's gradient is not: sqrt has slope inf at 0, and 0 * inf is NaN."""
 
     def go_off(model: nn.Module, loss: Tensor) -> Tensor:
         weight: Tensor = model[layer].weight  # type: ignore[index]
@@ -569,9 +571,10 @@ def poisons(layer: int) -> Callable[[nn.Module, Tensor], Tensor]:
     return go_off
 
 
-@pytest.mark.parametrize("epochs", [2, 3])
 @pytest.mark.parametrize(
-    ("layer", "with_prior"), [(0, True), (1, True), (0, False)], ids=["shared", "kept", "no prior"]
+    ("layer", "with_prior", "epochs"),
+    [(0, True, 3), (1, True, 2), (0, False, 2)],
+    ids=["shared", "kept", "no prior"],
 )
 def test_weights_that_break_in_the_last_step_of_an_epoch(layer: int, with_prior: bool, epochs: int) -> None:
     """No loss of that epoch shows it. Layer 1 is the batch-norm, whose weights the prior does not see."""
@@ -586,7 +589,7 @@ def test_weights_that_break_in_the_last_step_of_an_epoch(layer: int, with_prior:
 
 
 def test_a_prior_that_breaks_ends_training() -> None:
-    """A learning rate for the log-variances that sends them to where exp overflows."""
+    """The learning rate of the log-variances sends them to where exp overflows."""
     task = make_task(net())
     prior = MixturePrior(
         task.model, dataclasses.replace(PRIOR, lr_log_vars=1e4, free_precision_prior=None, zero_precision_prior=None)
@@ -697,7 +700,7 @@ class Fails(Hook):
 
 
 @pytest.mark.parametrize("where", ["start", "step", "epoch"])
-def test_the_end_is_told_after_an_error_of_a_hook(where: str) -> None:
+def test_hooks_hear_of_the_end_after_an_error_of_a_hook(where: str) -> None:
     recorder = Recorder()
     with pytest.raises(KeyboardInterrupt):
         retrain_(make_task(net()), None, PLAIN, [recorder, Fails(where)])
@@ -706,7 +709,7 @@ def test_the_end_is_told_after_an_error_of_a_hook(where: str) -> None:
 
 
 @pytest.mark.parametrize(("train", "loss"), [([], cross_entropy), (None, Bomb(1, becomes(math.nan)))])
-def test_the_end_is_told_after_an_error_of_the_task(train: list[Batch] | None, loss: Any) -> None:
+def test_hooks_hear_of_the_end_after_an_error_of_the_task(train: list[Batch] | None, loss: Any) -> None:
     recorder = Recorder()
     with pytest.raises((ConfigError, DivergedError)):
         retrain_(make_task(net(), train, loss=loss), None, PLAIN, [recorder])
@@ -714,7 +717,7 @@ def test_the_end_is_told_after_an_error_of_the_task(train: list[Batch] | None, l
 
 
 def test_modes() -> None:
-    """Dropout and batch-norm are on in training, off in evaluation; evaluation tracks no gradients."""
+    """Dropout and batch-norm are on in training and off in evaluation. Evaluation tracks no gradients."""
     seen: list[tuple[str, bool, bool]] = []
 
     def note(what: str, model: nn.Module) -> None:
@@ -738,7 +741,7 @@ def test_modes() -> None:
 
 
 def test_evaluation_does_not_move_the_running_statistics() -> None:
-    """The batch-norm counts training batches only."""
+    """The batch-norm counts only training batches."""
     task = make_task(net())
     retrain_(task, None, PLAIN)
     assert int(task.model.state_dict()["1.num_batches_tracked"]) == 6

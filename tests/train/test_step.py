@@ -290,6 +290,10 @@ class Example:
     y: Any
 
 
+class Further(Pair):
+    """A named tuple of a user's own kind."""
+
+
 class Named(dict[str, Any]):
     """A user's own dict."""
 
@@ -308,6 +312,7 @@ A, B, C = (torch.tensor(float(k)) for k in range(3))
         ((A, B), (A + 1, B + 1)),
         ([A, (B, C)], [A + 1, (B + 1, C + 1)]),
         (Pair(A, [B]), Pair(A + 1, [B + 1])),
+        (Further(A, B), Further(A + 1, B + 1)),
         (OrderedDict(x=A, y=B), OrderedDict(x=A + 1, y=B + 1)),
         (Named(x=A, y=Row([B])), Named(x=A + 1, y=Row([B + 1]))),
         ({"x": A, "y": {"z": B}}, {"x": A + 1, "y": {"z": B + 1}}),
@@ -408,6 +413,22 @@ def test_a_step_never_waits_for_the_gpu(method: Any, hard: bool, capture: bool) 
 
 
 @needs_gpu
+@pytest.mark.parametrize(
+    "form", [lambda x, y: {"x": x, "y": y}, Pair, Example], ids=["dict", "named tuple", "dataclass"]
+)
+def test_batches_of_every_form_are_captured(form: Any) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = (batch[name] if isinstance(batch, dict) else getattr(batch, name) for name in "xy")
+        return F.cross_entropy(model(x), y)
+
+    losses = []
+    for kind in (Step, CapturedStep):
+        step = kind(Task(mlp(), [], loss, lambda m: 1.0, 8), None, ss.RetrainConfig(lr_weights=1e-3))
+        losses.append([float(step(form(*points(8, seed)))[0]) for seed in range(WARM_UP + 3)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@needs_gpu
 def test_a_loss_that_waits_cannot_be_captured() -> None:
     def waits(model: nn.Module, batch: Batch) -> Tensor:
         loss = mean_loss(model, batch)
@@ -419,7 +440,7 @@ def test_a_loss_that_waits_cannot_be_captured() -> None:
 
 
 @needs_gpu
-def test_a_new_reach_is_captured_anew() -> None:
+def test_a_new_reach_needs_a_new_capture() -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method="table"))
     step = CapturedStep(task, prior, ss.RetrainConfig(lr_weights=1e-3))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_files import N, write_binary
+from digits import digits
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.train.distill import distilled
@@ -29,11 +29,9 @@ from softshare.zoo.models import WRN164
 LENETS = {"lenet-300-100": 266_610, "lenet-5-caffe": 431_080}
 
 
-@functools.cache
 def slices() -> tuple[Split, Split, Split]:
-    """MNIST in small: 2,000 for training, 500 for validation, 700 for the test."""
-    train, validation, test = load_mnist()
-    return train[torch.arange(2000)], validation[torch.arange(500)], test[torch.arange(700)]
+    """In place of MNIST: 600 for training, 100 for validation, 150 for the test."""
+    return digits(600, 100, 150)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +50,7 @@ def hand_error(model: nn.Module, split: Split) -> float:
 def test_make_task(name: str) -> None:
     task = make_task(name)
     train, validation, test = slices()
-    assert (task.name, task.dataset, task.n_examples) == (name, "MNIST", 2000)
+    assert (task.name, task.dataset, task.n_examples) == (name, "MNIST", 600)
     assert sum(p.numel() for p in task.model.parameters()) == LENETS[name]
     assert isinstance(task.train, Batches)
     assert task.train.split.images.shape == train.images.shape
@@ -62,13 +60,16 @@ def test_make_task(name: str) -> None:
     assert loss.shape == ()
     log_p = torch.log_softmax(task.model(batch.images), 1)
     torch.testing.assert_close(loss, -log_p[torch.arange(256), batch.labels].mean())
+    assert task.outputs is not None
+    assert torch.equal(task.outputs(task.model, batch), task.model(batch.images))
+    assert task.outputs(task.model, batch).shape == (256, 10)
     assert task.test is not None
     assert task.evaluate(task.model) == pytest.approx(hand_error(task.model, validation))
     assert task.test(task.model) == pytest.approx(hand_error(task.model, test))
 
 
 def test_the_seed_decides_the_initial_weights() -> None:
-    """And the caller's random state neither enters nor moves."""
+    """The caller's random state neither enters nor moves."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = make_task("lenet-300-100", seed=5).model.state_dict()
@@ -86,26 +87,24 @@ def test_unknown_names() -> None:
 
 
 def test_an_experiment_without_its_data() -> None:
-    with pytest.raises(NotAvailableError, match=r"wrn-16-4: CIFAR-10 is not in the package.*SOFTSHARE_DATA"):
+    with pytest.raises(NotAvailableError, match=r"wrn-16-4: CIFAR-10 is not part of the package.*SOFTSHARE_DATA"):
         make_task("wrn-16-4")
 
 
 # TaskConfig
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_a_bad_task_config() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"label_smoothing": 1.0}, "label_smoothing: expected a share of at least 0, below 1, got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing"),
         ({"label_smoothing": float("nan")}, "label_smoothing"),
         ({"label_smoothing": "0.1"}, "label_smoothing: expected a number"),
         ({"augment": 1}, "augment: expected true or false, got 1"),
-    ],
-)
-def test_a_bad_task_config(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TaskConfig(**values)
+    ]
+    for values, message in bad:
+        with pytest.raises(ConfigError, match=message):
+            TaskConfig(**values)
 
 
 def test_mnist_is_augmented_on_request_only() -> None:
@@ -120,7 +119,7 @@ def test_mnist_is_augmented_on_request_only() -> None:
     moved = next(iter(augmented.train))
     assert torch.equal(first.labels, moved.labels)
     assert not torch.equal(first.images, moved.images)
-    assert plain.evaluate(plain.model) == augmented.evaluate(plain.model)  # of the images as they are
+    assert plain.evaluate(plain.model) == augmented.evaluate(plain.model)  # on images that are not augmented
     assert plain.test is not None
     assert augmented.test is not None
     assert plain.test(plain.model) == augmented.test(plain.model)
@@ -137,29 +136,20 @@ def test_label_smoothing_by_hand_and_in_training_only() -> None:
     torch.testing.assert_close(task.loss(task.model.eval(), batch), -right.mean())
 
 
-@pytest.mark.parametrize("name", LENETS)
-def test_outputs_are_the_logits(name: str) -> None:
-    task = make_task(name)
-    batch = next(iter(task.train))
-    assert task.outputs is not None
-    assert torch.equal(task.outputs(task.model, batch), task.model(batch.images))
-    assert task.outputs(task.model, batch).shape == (256, 10)
-
-
 # CIFAR-10
 
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10 in small: 90 images for training, 10 for validation, 20 for the test."""
+    """A small CIFAR-10: 90 images for training, 10 for validation, 20 for the test."""
     monkeypatch.setattr(cifar10, "N_RECORDS", N)
     monkeypatch.setattr(datasets, "N_VALIDATION", 10)
     return write_binary(tmp_path / "cifar-10-batches-bin")
 
 
-@pytest.mark.parametrize("augment", [False, True])
-def test_wrn_16_4_as_a_task(cifar: Path, augment: bool) -> None:
-    task = make_task("wrn-16-4", config=TaskConfig(augment), data=cifar)
+@pytest.mark.slow
+def test_wrn_16_4_as_a_task(cifar: Path) -> None:
+    task = make_task("wrn-16-4", config=TaskConfig(augment=False), data=cifar)
     assert (task.name, task.dataset, task.n_examples) == ("wrn-16-4", "CIFAR-10 (unknown copy)", 90)
     assert isinstance(task.train, Batches)
     assert task.train.augmentation == Augmentation(shift=4, mirror=True)  # as in the paper, whatever the config says
@@ -182,10 +172,11 @@ def test_the_data_are_found_by_the_environment(cifar: Path, monkeypatch: pytest.
     assert make_task("wrn-16-4").n_examples == 90
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("distill", [False, True])
 def test_wrn_16_4_on_a_gpu(cifar: Path, distill: bool) -> None:
-    """In bfloat16 while training, captured or not; in float32, without TF32, while it is evaluated."""
+    """Training runs in bfloat16, captured or not. Evaluation runs in float32, without TF32."""
     task = make_task("wrn-16-4", "cuda", config=TaskConfig(label_smoothing=0.1), data=cifar)
     torch.manual_seed(0)
     batch = next(iter(task.train))
@@ -229,7 +220,7 @@ def test_the_papers_rows() -> None:
 
 
 class Echo(nn.Module):
-    """The image is the logits; batch sizes are noted."""
+    """Returns the image as logits, and notes the batch sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,19 +231,19 @@ class Echo(nn.Module):
         return x.flatten(1)
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(3, [3, 3, 1]), (7, [7]), (100, [7]), (1, [1] * 7)])
-def test_error_percent_by_hand(batch_size: int, sizes: list[int]) -> None:
-    """Of 7 examples the 2nd, 4th and last are wrong; the last is alone in its batch where the size is 3."""
+def test_error_percent_by_hand() -> None:
+    """The 2nd, 4th and last of 7 examples are wrong. In batches of 3 the last is alone in its batch."""
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
     predicted = torch.tensor([0, 2, 2, 1, 0, 1, 3])
     split = Split(F.one_hot(predicted, 4).float()[:, None, None], labels)
-    model = Echo()
-    assert error_percent(model, split, batch_size) == pytest.approx(300 / 7, rel=1e-12)
-    assert model.sizes == sizes
+    for batch_size, sizes in ((3, [3, 3, 1]), (7, [7]), (100, [7]), (1, [1] * 7)):
+        model = Echo()
+        assert error_percent(model, split, batch_size) == pytest.approx(300 / 7, rel=1e-12)
+        assert model.sizes == sizes
 
 
 def test_cross_entropy_by_hand() -> None:
-    """Logits log 1, log 3: shares 1/4 and 3/4; the mean over one right and one wrong."""
+    """Logits log 1 and log 3 are shares of 1/4 and 3/4. The loss is the mean over a right and a wrong label."""
     images = torch.tensor([1.0, 3.0]).log().expand(2, 1, 1, 2)
     loss = cross_entropy(Echo(), Split(images, torch.tensor([1, 0])))
     expected = -(torch.tensor(0.75).log() + torch.tensor(0.25).log()) / 2
@@ -260,7 +251,7 @@ def test_cross_entropy_by_hand() -> None:
 
 
 def test_label_smoothing_by_hand() -> None:
-    """Of 0.2: each class takes 0.1 of the target, the label the other 0.8."""
+    """With 0.2, each class takes 0.1 of the target, and the label takes the other 0.8."""
     images = torch.tensor([1.0, 3.0]).log().expand(1, 1, 1, 2)
     loss = make_task("lenet-300-100", config=TaskConfig(label_smoothing=0.2)).loss(
         Echo(), Split(images, torch.tensor([1]))
@@ -268,8 +259,12 @@ def test_label_smoothing_by_hand() -> None:
     torch.testing.assert_close(loss, -(0.9 * torch.tensor(0.75).log() + 0.1 * torch.tensor(0.25).log()))
 
 
-def test_a_short_pre_training_learns_digits() -> None:
-    """2,000 images are enough for less than 15% on held-out ones."""
+@pytest.mark.slow
+def test_a_short_pre_training_learns_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 real images are enough for an error below 15% on held-out ones."""
+    splits = load_mnist()
+    parts = tuple(split[torch.arange(n)] for split, n in zip(splits, (2000, 500, 700), strict=True))
+    monkeypatch.setattr(experiments, "load_mnist", lambda: parts)
     task = make_task("lenet-300-100")
     history = pretrain_(task, RetrainConfig(epochs=8, lr_weights=2e-3))
     assert history[0].validation_error > 60
@@ -279,7 +274,7 @@ def test_a_short_pre_training_learns_digits() -> None:
     assert task.evaluate(task.model) == history[-1].validation_error
 
 
-def test_pre_training_is_the_seeds() -> None:
+def test_pre_training_follows_its_seed() -> None:
     def weights(seed: int) -> Tensor:
         task = make_task("lenet-300-100")
         pretrain_(task, RetrainConfig(epochs=1, lr_weights=2e-3, seed=seed))

@@ -58,7 +58,7 @@ def test_lenet_5_caffe() -> None:
 
 
 def test_lenet_5_caffe_by_hand() -> None:
-    """Nothing but pooling follows a convolution; the only ReLU is between the linear layers."""
+    """Only pooling follows a convolution. The only ReLU is between the linear layers."""
     model, x = LeNet5Caffe(), images(3, 1, 28)
     w = {name: p.detach() for name, p in model.named_parameters()}
     pooled1 = F.max_pool2d(F.conv2d(x, w["conv1.weight"], w["conv1.bias"]), 2)
@@ -105,7 +105,7 @@ def test_wrn_16_4_shapes() -> None:
 
 
 def test_a_block_without_change_of_shape_adds_to_its_input() -> None:
-    """Pre-activation: with the second convolution at 0 the block is the identity, no ReLU after the sum."""
+    """Pre-activation: with the second convolution at 0 the block is the identity, without a ReLU after the sum."""
     block = WRN164().eval().blocks[1]
     with torch.no_grad():
         for name, p in block.named_parameters():

@@ -1,1 +1,1 @@
-"""Tools without a subject of their own: atomic files, typed settings, compiled functions, the folder of a run."""
+"""Tools that every room uses: atomic files, typed dataclasses, compiled functions, the folder of a run."""

@@ -1,4 +1,4 @@
-"""Functions compiled by numba where it is installed; else the same in plain Python, slower."""
+"""Functions compiled by numba. Without numba they run as plain Python, more slowly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiler(folder: Path, modules: Sequence[str], **options: Any) -> Callable[[Function], Function]:
     """A decorator for functions whose compiled code depends on these modules of a folder.
 
-    They keep no state between calls and let go of the interpreter's lock: threads run them at once. Numba keeps what it
-    has compiled, but looks for a change only in a function's own file; so the name has a digest of them all. What one
-    of them calls is inlined: a coder's state stays in registers; and a call would run other code before it is kept than
-    after, whose last bits may differ.
+    The functions keep no state between calls and release the interpreter's lock, so threads run them in parallel.
+
+    Numba caches compiled code on disk, but checks only a function's own file for changes. So the name of a function
+    contains a digest of all the modules.
+
+    Functions that call each other are inlined. This keeps a coder's state in registers. It also keeps results equal:
+    without inlining, numba runs different code before and after caching, and the last bits may differ.
     """
     options = {"nogil": True, "forceinline": True, **options}
     paths = [folder / f"{name}.py" for name in modules]
@@ -27,10 +30,10 @@ def compiler(folder: Path, modules: Sequence[str], **options: Any) -> Callable[[
             from numba import njit
         except ImportError:
             return function
-        function.__qualname__ += f"_{digest}"  # numba names its cached files by it
+        function.__qualname__ += f"_{digest}"  # numba names its cache files after it
         try:
             return cast(Function, njit(cache=True, **options)(function))
-        except RuntimeError:  # no folder to keep the compiled code in
+        except RuntimeError:  # there is no folder for the cache
             return cast(Function, njit(**options)(function))
 
     return compiled

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and read with an error that says which one."""
+"""Files are written completely or not at all. A file that cannot be read raises an error with its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from softshare.errors import ConfigError, FormatError
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> int:
-    """Write to a temporary file beside `path`, flush it to the disk, rename it; returns the size in bytes."""
+    """Write a temporary file beside `path`, flush it to disk and rename it. Returns the size in bytes."""
     temporary = Path(path).parent / f".{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("xb") as file:
@@ -23,13 +23,13 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) ->
     except OSError as error:
         raise ConfigError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):  # it is gone where all went well
+        with contextlib.suppress(OSError):  # after a success it is already renamed
             temporary.unlink()
     return size
 
 
 def make_folder(folder: Path) -> None:
-    """With those above it; one that is there is left as it is."""
+    """Make a folder and its parents. An existing folder is fine."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -37,7 +37,7 @@ def make_folder(folder: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Make the folder and learn now, not after hours of work, whether it can be written to."""
+    """Make the folder and check that it can be written to: now, not after hours of work."""
     make_folder(folder)
     probe = folder / ".writable"
     write_atomic(probe, b"")
@@ -56,5 +56,5 @@ def cannot_read(path: str | os.PathLike[str], error: OSError) -> ConfigError:
 
 
 def no_safetensors(path: str | os.PathLike[str], error: Exception) -> FormatError:
-    hint = "; a .pt or .pth file must be saved again by safetensors.torch.save_file(model.state_dict(), ...)"
-    return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}){hint}")
+    hint = "A .pt or .pth file must be saved again with safetensors.torch.save_file(model.state_dict(), ...)"
+    return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}). {hint}")

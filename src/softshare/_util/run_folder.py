@@ -1,4 +1,4 @@
-"""A run's folder: what it holds, and how it is filled without leaving halves behind."""
+"""The folder of a run: which files it holds, and how they are written so that no half-written run remains."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ FILES = (MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD)
 
 
 def earlier_files(path: Path) -> list[str]:
-    """The files of a run that are in the folder."""
+    """The files of an earlier run that the folder holds."""
     return [name for name in FILES if (path / name).exists()]
 
 
 @contextlib.contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Make the folder and those above it; those that are still empty at the end go again."""
+    """Make a folder and its parents. At the end, remove those that are still empty."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         make_folder(path)
         yield
     finally:
-        with contextlib.suppress(OSError):  # the first that is not empty ends it
+        with contextlib.suppress(OSError):  # stops at the first folder that is not empty
             for folder in made:
                 folder.rmdir()
 
 
 @contextlib.contextmanager
 def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder inside `path` to write a run into; once it is done, or has diverged, its files move up to `path`.
+    """A folder inside `path` to write a run into. When the run is done, its files move up to `path`.
 
-    After any other error of the user's nothing is left of it, and an earlier run is as it was. A crash or a stop leaves
-    the unfinished files where they are, for the next run to replace.
+    They also move up if training diverged, or if an error came after retraining. After any other error that a user can
+    cause, the folder is removed and an earlier run stays unchanged. A crash or an interrupt leaves the unfinished files
+    behind, and the next run replaces them.
     """
     earlier = earlier_files(path)
     if earlier and not overwrite:
-        raise ConfigError(f"{path} holds an earlier run ({earlier[0]}); give --overwrite or another --out")
+        raise ConfigError(f"{path} holds an earlier run ({earlier[0]}). Give --overwrite or another --out")
     unfinished = path / UNFINISHED
     with made_folder(path):
         try:
@@ -63,7 +64,7 @@ def output_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Of folders too: an unfinished run may have a report."""
+    """Empty a folder, subfolders too: an unfinished run may have a report."""
     try:
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -75,7 +76,7 @@ def _clear(folder: Path) -> None:
 
 
 def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:
-    """The run's own files, in place of the earlier ones; a report of these goes with them."""
+    """Replace the files of an earlier run by those of this one. A report of the earlier run is removed too."""
     path = unfinished.parent
     for name in earlier:
         (path / name).unlink(missing_ok=True)
@@ -87,9 +88,9 @@ def _move_up(unfinished: Path, earlier: Sequence[str]) -> None:
 
 
 def write_pair(folder: Path, file: bytes, result: bytes) -> None:
-    """A kept result: `model.sws` and `result.json` in a folder, both or neither.
+    """Write `model.sws` and `result.json` of a kept result into a folder: both or neither.
 
-    Both are whole before either gets its name, and at no time is a file beside the result of another one.
+    Both files are complete before either gets its name, and a file is never beside the result of another file.
     """
     contents = {folder / MODEL: file, folder / RESULT: result}
     ready = {path: folder / f".{path.name}.ready" for path in contents}
@@ -107,5 +108,5 @@ def write_pair(folder: Path, file: bytes, result: bytes) -> None:
             path.unlink(missing_ok=True)
         if not (folder / RESULT).exists():
             (folder / MODEL).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it holds something else
+            with contextlib.suppress(OSError):  # the folder holds something else
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""The command line: `app` has the list of commands, and each is imported when it is called."""
+"""The command line. `app` lists the commands."""
 
 from softshare.cli.app import app, main
 

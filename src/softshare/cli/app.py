@@ -1,6 +1,6 @@
-"""The command line: the list of commands. Each imports what it needs when it is called.
+"""The command line: the list of commands. Each command imports what it needs when it is called.
 
-Every error that a user can cause ends with a message and exit status 2.
+An error that a user can cause ends in a message and exit status 2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from softshare.errors import SoftShareError
 
 app = typer.Typer(
     name="softshare",
-    help="Make a trained PyTorch network many times smaller: retrain it under a learned mixture prior over its "
-    "weights, merge, quantize and write a file that loads back into a network just as accurate.",
+    help="Compress a trained PyTorch network to a file that is many times smaller and loads back. The network is "
+    "retrained under a mixture prior that is learned over its weights, then quantized and encoded.",
     epilog="Start with: softshare demo",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -71,10 +71,12 @@ def _options(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program; returns the exit status."""
+    """Run the command line and return the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a name that the terminal cannot show must not end the program
     try:
         app(args=list(argv) if argv is not None else None)
     except SoftShareError as error:

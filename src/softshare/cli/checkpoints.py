@@ -1,4 +1,4 @@
-"""The command `softshare quantize`: a checkpoint alone, without data."""
+"""The command `softshare quantize`: compress a checkpoint without data."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from softshare.errors import ConfigError
 
 
 def quantize(
-    checkpoint: Annotated[Path, typer.Argument(help="A safetensors file.")],
+    checkpoint: Annotated[Path, typer.Argument(help="The checkpoint, a safetensors file.")],
     file: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The file to write. Default: the checkpoint's name with .sws."),
+        typer.Option("--out", metavar="FILE", help="File to write. Default: the checkpoint's name with .sws."),
     ] = None,
     bits: Annotated[
         float | None,
-        typer.Option(help="At most this many bits a weight, counting the whole file."),
+        typer.Option(help="Write at most this many bits per weight. The whole file counts."),
     ] = None,
     weight_error: Annotated[
         float | None,
         typer.Option(
-            help="At most this error of each tensor's weights, relative to their root mean square. Default: 0.05, if "
-            "--bits is not given.",
+            help="Allow at most this error in the weights of each tensor, relative to their root mean square. Default: "
+            "0.05, unless --bits is given.",
         ),
     ] = None,
     overwrite: OverwriteOption = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
-    """Compress a checkpoint without data: a mixture is fitted to the weights of each tensor, and nothing is trained.
+    """Compress a checkpoint without data or training: fit a mixture to the weights of each tensor.
 
-    Expect larger files than from `softshare compress` at the same accuracy. Measure the network before you ship it.
+    At the same accuracy the file is larger than one from `softshare compress`. Measure the network before you ship it.
     """
     from rich.console import Console
 
@@ -50,9 +50,9 @@ def quantize(
     out = Console(markup=False)
     file = file or checkpoint.with_suffix(".sws")
     if file.is_dir():
-        raise ConfigError(f"{file} is a folder; expected by --out the name of a file")
+        raise ConfigError(f"--out: expected the name of a file, but {file} is a folder")
     if file.exists() and not overwrite:
-        raise ConfigError(f"{file} exists already; give --overwrite or another --out")
+        raise ConfigError(f"{file} already exists. Give --overwrite or another --out")
     start = time.perf_counter()
     rules = overrides.pop("rules", ())
     with made_folder(file.parent):
@@ -65,10 +65,10 @@ def quantize(
     worst = max(fitted.errors, key=lambda name: fitted.errors[name])
     total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
     if bits is None and weight_error is None:
-        out.print(f"An error of up to {100 * ERROR:g}% was allowed, the default; --bits or --weight-error change that.")
+        out.print(f"The default was used: an error of up to {100 * ERROR:g}%. Change it with --bits or --weight-error.")
     out.print(
-        f"error of the weights, relative to each tensor: {100 * total:.2f}% (root mean square), at most "
-        f"{100 * fitted.errors[worst]:.2f}%, in {worst}; {time.perf_counter() - start:.0f} s",
+        f"The error of the weights, relative to each tensor, is {100 * total:.2f}% (root mean square). The largest is "
+        f"{100 * fitted.errors[worst]:.2f}%, in {worst}. It took {time.perf_counter() - start:.0f} s.",
         highlight=False,
         soft_wrap=True,
     )

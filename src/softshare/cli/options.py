@@ -1,11 +1,11 @@
-"""Command-line options made from the config's fields, so that the two cannot drift apart."""
+"""Command-line options, generated from the fields of the config so that the two agree."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -20,33 +20,34 @@ PANELS = {
     "simplify": "Simplifying",
     "encode": "File",
 }
-FIRST = ("epochs", "seed")  # settings that stand among a command's own options
+FIRST = ("epochs", "seed")  # settings in the first panel, among a command's own options
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Change one setting by its name. Can be repeated."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Change one setting, for example tau=0.01. Can be repeated."),
 ]
 
 
 def with_file_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's parameter `overrides` by `--rule` and the options of the file."""
-    return _with_options(command, ("rules", *(f.name for f in dataclasses.fields(STAGES["encode"]))), [])
+    """Replace the parameter `overrides` of a command by `--rule` and the options of the file."""
+    names = ("rules", *(f.name for f in dataclasses.fields(STAGES["encode"])))
+    return _with_options(command, names, [], {"prior": PANELS["encode"], "encode": PANELS["encode"]})
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's parameter `overrides` by `--set` and one option for each setting.
+    """Replace the parameter `overrides` of a command by `--set` and one option for each setting.
 
-    An option wins over `--set`.
+    An option takes precedence over `--set`.
     """
     by_set = inspect.Parameter("assignments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SetOption)
-    return _with_options(command, tuple(HINTS), [by_set])
+    return _with_options(command, tuple(HINTS), [by_set], PANELS)
 
 
 def _with_options(
-    command: Callable[..., None], names: Sequence[str], others: list[inspect.Parameter]
+    command: Callable[..., None], names: Sequence[str], others: list[inspect.Parameter], panels: Mapping[str, str]
 ) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     fields = [(stage, field) for stage, kind in STAGES.items() for field in dataclasses.fields(kind)]
-    settings = [_parameter(stage, field) for stage, field in fields if field.name in names]
+    settings = [_parameter(field, panels[stage]) for stage, field in fields if field.name in names]
     parameters = []
     for own in signature.parameters.values():
         first = [p for p in settings if p.name in FIRST]
@@ -66,26 +67,32 @@ def _with_options(
     return wrapper
 
 
-def _parameter(stage: str, field: dataclasses.Field[Any]) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[Any], panel: str) -> inspect.Parameter:
     hint = HINTS[field.name]
-    kind = hint if hint in (int, float, bool) else str  # what is not always a number or a switch is read as text
+    kind = hint if hint in (int, float, bool) else str  # any other type is parsed from text
     flag = "rule" if field.name == "rules" else field.name.replace("_", "-")
-    default = "" if field.default in (None, ()) else f" Default: {field.default}."
+    default = "" if field.default == () else f" Default: {_shown(field.default)}."
     choices = f" One of: {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
     option = typer.Option(
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
         help=f"{field.metadata['help']}{choices}{default}",
-        rich_help_panel=None if field.name in FIRST else PANELS[stage],
+        rich_help_panel=None if field.name in FIRST else panel,
         show_default=False,
     )
     annotation = Annotated[list[str] | None, option] if field.name == "rules" else Annotated[kind | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "none" if default is None else str(default)
+
+
 def _assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--set: expected NAME=VALUE, as tau=0.01, got {text!r}")
+        raise ConfigError(f"--set: expected NAME=VALUE, for example tau=0.01, got {text!r}")
     return name.strip(), parse(name.strip(), value.strip())
 
 

@@ -1,4 +1,4 @@
-"""The commands that read a .sws file: `softshare inspect`, `decompress`, `evaluate` and `export`."""
+"""The commands that read an .sws file: `softshare inspect`, `decompress`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 out = Console(markup=False)
 BatchNormOption = Annotated[
     bool,
-    typer.Option("--batch-norm", help="Re-estimate batch-norm statistics on the task's training data after loading."),
+    typer.Option(
+        "--batch-norm", help="After loading, re-estimate the batch-norm statistics on the training data of the task."
+    ),
 ]
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A .sws file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, for a program.")] = False,
+    file: Annotated[Path, typer.Argument(help="An .sws file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """Show what a file holds, tensor by tensor: shape, density, components, bits per weight, bytes, share of the file.
+    """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
-    Reads the headers only: nothing is decoded.
+    The command reads only headers and decodes nothing.
     """
     from softshare.codec import inspect as inspect_file
 
@@ -43,53 +45,57 @@ def inspect(
 
 
 def decompress(
-    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    file: Annotated[Path, typer.Argument(help="An .sws file.")],
     target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     max_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Refuse a file whose tensors would take more than this many bytes. Default: 4 GiB."),
+        typer.Option(
+            min=0, help="Refuse a file whose tensors need more than this many bytes of memory. Default: 4 GiB."
+        ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help="For a file without names or --batch-norm: the network, as an experiment or FILE.py:make_task."
+            help="The network, as an experiment or FILE.py:make_task. A file without names needs it, and so does "
+            "--batch-norm."
         ),
     ] = None,
     batch_norm: BatchNormOption = False,
     data: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Decode a file to safetensors."""
+    """Decode a file and write its tensors as safetensors."""
     from softshare.codec import MAX_BYTES, load
     from softshare.network.checkpoint import save_checkpoint
 
     if target.exists() and not overwrite:
-        raise ConfigError(f"{target} exists already; give --overwrite or another name")
+        raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if batch_norm and task is None:
-        raise ConfigError("--batch-norm: a file has weights, but no network and no data; give them by --task")
+        raise ConfigError("--batch-norm: expected --task as well, because a file holds no network and no data")
     if data and not task:
-        raise ConfigError("--data: only for --task; leave it out")
+        raise ConfigError("--data has an effect only with --task. Give --task, or leave --data out")
     loaded = load_task(task, "auto", 0, TaskOptions(data)) if task else None
     state = load(file, like=loaded.model if loaded else None, max_bytes=MAX_BYTES if max_bytes is None else max_bytes)
     if loaded and batch_norm:
         _load_into_(loaded, file, batch_norm)
         state = {name: loaded.model.state_dict()[name] for name in state}
     save_checkpoint(target, state)
-    out.print(f"{len(state)} tensors written to {target}", highlight=False)
+    out.print(f"Wrote {len(state)} tensors to {target}.", highlight=False)
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A folder that compress or demo has filled.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run of compress or demo.")],
     task: Annotated[
-        str | None, typer.Option(help="Experiment or FILE.py:make_task; default: the one of the run.")
+        str | None, typer.Option(help="An experiment or FILE.py:make_task. Default: the task of the run.")
     ] = None,
     device: DeviceOption = "auto",
     data: DataOption = None,
     batch_norm: BatchNormOption = False,
 ) -> None:
-    """Decode a run's file into a fresh model and measure it again; exit status 1 if it differs from result.json.
+    """Decode the file of a run into a fresh model, measure it, and compare with result.json.
 
-    With --batch-norm it is another network than the one of result.json, and may differ.
+    The exit status is 1 if they differ. With --batch-norm the network is no longer that of result.json, so a difference
+    is not an error.
     """
     from softshare._util.run_folder import MODEL, RESULT
     from softshare.result import Result, final_error
@@ -98,43 +104,44 @@ def evaluate(
     try:
         loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:
-        raise problem if task else ConfigError(f"{problem}; give the run's task by --task") from None
+        raise problem if task else ConfigError(f"{problem}. Give the task of the run with --task") from None
     _load_into_(loaded, run / MODEL, batch_norm)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
-        f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes ({result.file_bytes})",
+        f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes (result.json: "
+        f"{result.file_bytes})",
         highlight=False,
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
-        out.print("They differ.")
+        out.print("The file and result.json differ.")
         raise typer.Exit(1)
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="A .sws file.")],
+    file: Annotated[Path, typer.Argument(help="An .sws file.")],
     onnx: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the network as ONNX, with dense quantized weights.")
+        Path | None, typer.Option(metavar="FILE", help="Write the network as ONNX. The quantized weights are dense.")
     ] = None,
     sparse: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a state dict for torch.load, its matrices as sparse CSR tensors where those are smaller.",
+            help="Write a state dict for torch.load. A matrix becomes a sparse CSR tensor if that is smaller.",
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="For ONNX: the network, as an experiment or FILE.py:make_task.")
+        str | None, typer.Option(help="The network for ONNX, as an experiment or FILE.py:make_task.")
     ] = None,
     batch_norm: BatchNormOption = False,
     data: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a file's network for others to run: as ONNX, or as torch's sparse tensors.
+    """Export a file for other programs: as ONNX, or as a state dict with sparse tensors.
 
-    ONNX is run by onnxruntime before it is written, on the first batch of the task, and must give what PyTorch gives.
-    The input is the batch, or the first item of it. Of a batch that is a dict, all tensors are inputs by name, except
-    for `labels`, with which a Hugging Face model would compute its loss.
+    An ONNX file is written only if onnxruntime computes the same outputs as PyTorch on the first batch of the task. The
+    input of the network is the batch, or its first item. If the batch is a dict, all its tensors are inputs by name,
+    except `labels`: with those, a Hugging Face model would compute its loss.
     """
     from softshare.export import export_onnx, export_sparse
 
@@ -143,20 +150,20 @@ def export(
         raise ConfigError("expected --onnx FILE or --sparse FILE, got neither")
     for target in targets:
         if target.exists() and not overwrite:
-            raise ConfigError(f"{target} exists already; give --overwrite or another name")
+            raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if onnx is None and (task or batch_norm or data):
-        raise ConfigError("--task, --batch-norm, --data: only for --onnx; leave them out")
+        raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx. Leave them out")
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
-        out.print(f"{n_sparse} sparse tensors written to {sparse}", highlight=False, soft_wrap=True)
+        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", highlight=False, soft_wrap=True)
     if onnx is not None:
         if task is None:
-            raise ConfigError("--onnx: a file has weights and no network; give it by --task")
+            raise ConfigError("--onnx: expected --task as well, because a file holds no network")
         loaded = load_task(task, "auto", 0, TaskOptions(data))
         _load_into_(loaded, file, batch_norm)
         difference = export_onnx(loaded.model, _first_inputs(loaded), onnx)
         out.print(
-            f"written to {onnx}; onnxruntime's outputs are PyTorch's to within {difference:.1g} of the largest",
+            f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest.",
             highlight=False,
             soft_wrap=True,
         )
@@ -180,7 +187,7 @@ def _first_inputs(task: Task) -> Inputs:
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if not isinstance(first, Tensor):
         raise ConfigError(
-            f"--onnx: expected tensors, dicts, or tuples that begin with a tensor, got {type(first).__name__}; in "
-            "Python, softshare.export_onnx(model, inputs, path)"
+            f"--onnx: expected batches that are tensors, dicts, or tuples that begin with a tensor, got "
+            f"{type(first).__name__}. In Python, softshare.export_onnx(model, inputs, path) takes any inputs"
         )
     return (first,)

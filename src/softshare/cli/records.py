@@ -20,29 +20,33 @@ if TYPE_CHECKING:
     from softshare.paper.verify import Check
 
 out = Console(markup=False)
-FolderArgument = Annotated[Path, typer.Argument(help="A run, or a folder of runs: each has model.sws and result.json.")]
+FolderArgument = Annotated[Path, typer.Argument(help="A run, or a folder of runs. Each has model.sws and result.json.")]
 
 
 def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"One of: {', '.join(zoo.NAMES)}.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe of the experiment, as softshare or dns. Can be repeated. Default: all of them."),
+        typer.Option(
+            help="A recipe of the experiment, such as softshare or dns. Can be repeated. Default: all recipes."
+        ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0,1,2",
-    folder: Annotated[Path, typer.Option("--out", help="Folder for EXPERIMENT/METHOD/seed-N.")] = Path("results"),
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder for the results. Each is in EXPERIMENT/METHOD/seed-N.")
+    ] = Path("results"),
     data: DataOption = None,
     checkpoints: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Take pre-trained networks from here, and keep new ones here."),
+        typer.Option(metavar="FOLDER", help="Read pre-trained networks from this folder, and keep new ones in it."),
     ] = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Make the kept results anew from their recipes: pre-train, compress, measure, for each method and seed.
+    """Make kept results from their recipes: pre-train, compress and measure, for each method and seed.
 
-    What is there already is kept, so that a run that was stopped goes on where it was. Errors are measured on the CPU,
-    as verify does, wherever the training was.
+    Existing results are kept, so the same command continues after an interruption. Errors are always measured on the
+    CPU, as `softshare verify` does.
     """
     from softshare.paper.recipes import methods
     from softshare.paper.reproduce import reproduce as reproduce_results
@@ -72,22 +76,24 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds: expected whole numbers with commas between them, got {text!r}") from None
+        raise ConfigError(f"--seeds: expected whole numbers separated by commas, got {text!r}") from None
 
 
 def verify(
     folder: FolderArgument = Path("results"),
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto; another device may round otherwise.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="One of: cpu, cuda, auto. Results can differ from those of the CPU by rounding.")
+    ] = "cpu",
     data: DataOption = None,
     task: Annotated[
-        str | None, typer.Option(help="For runs of your own network: FILE.py:make_task. Experiments are known.")
+        str | None, typer.Option(help="The task of your own runs, as FILE.py:make_task. Experiments need none.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, for a program.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """Decode the file of every run into a fresh model, measure bytes and test error, and compare with its result.json.
+    """Check every run in a folder: decode the file, measure bytes and test error, compare with result.json.
 
-    The exit status is 1 if anything differs. If an experiment's data are not on this machine, all but the error is
-    checked.
+    The exit status is 1 if anything differs. If the data of an experiment is not on this machine, everything except the
+    error is checked.
     """
     from softshare.paper.verify import find_runs
     from softshare.paper.verify import verify as verify_runs
@@ -109,13 +115,13 @@ def verify(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A folder that compress, demo or tune has filled.")],
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the report; default: RUN/report.")] = None,
+    run: Annotated[Path, typer.Argument(help="The folder of a run or of a study.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder for the report. Default: RUN/report.")] = None,
 ) -> None:
-    """Show a run or a study: one HTML page that needs no network, and its figures as SVG and PNG files.
+    """Write a report of a run or a study: one HTML page that works offline, and its figures as SVG and PNG.
 
-    Of a run, weights before and after, the mixture in training, where the bytes are, and more; of a study, its trials
-    and their settings. Needs matplotlib.
+    The report of a run shows the weights before and after, the mixture during training, where the bytes are, and more.
+    The report of a study shows its trials and their settings. Both need matplotlib.
     """
     from softshare._util.run_folder import REPORT
     from softshare.paper.published import published_points
@@ -131,12 +137,14 @@ def report(
 
 def results(
     folder: FolderArgument = Path("results"),
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit status 1 if a file is stale.")] = False,
-    root: Annotated[Path, typer.Option(help="Folder that holds docs/ and README.md.")] = Path(),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing. The exit status is 1 if a file is out of date.")
+    ] = False,
+    root: Annotated[Path, typer.Option(help="The folder with docs/ and README.md.")] = Path(),
 ) -> None:
-    """Write docs/results.md, its plots and the README's table from the results in a folder.
+    """Write docs/results.md, its plots, the table of the README and the figures in prose from kept results.
 
-    The README's table stands between two comments, results and /results; without them the README is left alone. Plots
+    The table of the README is between the comments results and /results. Without them the README has no table. Plots
     need matplotlib.
     """
     from softshare.paper.pages import load_results, stale_files, wanted_files, write_file
@@ -149,7 +157,7 @@ def results(
             write_file(path, wanted[path])
         out.print(f"{path} {'is not what the results give' if check else 'written'}", highlight=False, soft_wrap=True)
     if not check and not can_draw():
-        out.print("No plot was drawn: that needs matplotlib (pip install 'softshare[report]').", highlight=False)
+        out.print("No plot was drawn, because matplotlib is missing: pip install 'softshare[report]'", highlight=False)
     if check and stale:
         out.print("Run: softshare results")
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""A run of the command line: a task compressed into a folder, and what is said of it."""
+"""A run of the command line: compress a task into a folder, and print what came out."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.retrain import length_of
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
-USUAL_STEPS = 6_000  # of the default 30 epochs on MNIST, about
+USUAL_STEPS = 6_000  # about those of the default 30 epochs on MNIST
 out = Console(markup=False)
 
 
 @dataclass(frozen=True)
 class Watching:
-    """Further ways to follow a run."""
+    """Other ways to watch a run."""
 
     live: bool = False
     live_port: int = 0
@@ -63,7 +63,7 @@ class Watching:
 
     @contextlib.contextmanager
     def hooks(self, folder: Path) -> Iterator[list[Hook]]:
-        """To be listed after those that write to the folder."""
+        """Hooks that must come after those that write to the folder."""
         found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
         with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
             if page:
@@ -74,7 +74,7 @@ class Watching:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is started and followed, beside its settings."""
+    """How a run starts and how it is watched. The settings are separate."""
 
     method: str = "softshare"
     weights: Path | None = None
@@ -83,24 +83,24 @@ class RunOptions:
     task: TaskOptions = field(default_factory=TaskOptions)
     watching: Watching = field(default_factory=Watching)
     target: Target | None = None
-    pretrained: Any = None  # how the network of a run that is repeated was pre-trained, as its result records it
+    pretrained: Any = None  # for a repeated run: how its result says that the network was pre-trained
 
 
 def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOptions) -> None:
-    """Pre-train if needed, compress, measure, leave everything in the folder and show it."""
+    """Pre-train if needed, compress and measure. Write everything to the folder and print a summary."""
     start = time.perf_counter()
     seed, target, weights, overwrite = config.seed, options.target, options.weights, options.overwrite
     task = load_task(spec, options.device, seed, options.task)
     pretrains = spec in EXPERIMENTS and not weights and not options.task.from_scratch
     if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
-        weights, overwrite = folder / PRETRAINED, True  # what `softshare pretrain` has left there
+        weights, overwrite = folder / PRETRAINED, True  # from `softshare pretrain`
     made_of = _pretraining(spec, weights, options.task, seed)
     _require_the_same(made_of.get("pretrain"), options.pretrained)
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}", highlight=False)
     recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
-    WeightView.of(task.model, config.prior.rules).check()  # learn it now, before anything is trained or written
+    WeightView.of(task.model, config.prior.rules).check()  # before anything is trained or written
     if target is not None:
         check_target(target, config)
         if isinstance(target, MaxBytes):
@@ -132,7 +132,10 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         out.print(message, highlight=False)
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
-    out.print(f"{time.perf_counter() - start:.0f} s; one seed ({seed}). The run is in {folder}.", highlight=False)
+    out.print(
+        f"The run is in {folder}. It took {time.perf_counter() - start:.0f} s and used one seed ({seed}).",
+        highlight=False,
+    )
     if compressed.outcome:
         out.print(str(compressed.outcome), highlight=False)
         if not compressed.outcome.met:
@@ -143,13 +146,13 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         was_soft = config.retrain.hard_from >= 1
         by_quantizing = was_soft and result.error_after - soft > soft - result.error_before
         out.print(
-            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%; at the end of retraining it "
+            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%. At the end of retraining it "
             f"was {soft:.2f}% on validation data. "
             + (
-                "So quantizing did it: the weights had not settled on the components. Try --hard-from 0.2, which "
-                "trains on quantized weights, more --components or more --epochs."
+                "So quantizing caused it: the weights had not settled on the components. Try --hard-from 0.2, which "
+                "trains on quantized weights, or more --components or --epochs."
                 if by_quantizing
-                else "Try a smaller --tau, --zeroing or --width, more --epochs or another --lr-weights."
+                else "Try a smaller --tau, --zeroing or --width, more --epochs, or another --lr-weights."
             )
             + _few_steps((length_of(task.train) or 0) * config.retrain.epochs),
             highlight=False,
@@ -157,10 +160,10 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
 
 
 def _few_steps(n: int) -> str:
-    """Of the run; 0: not known."""
+    """Advice for a run of few steps. 0 means that the number is not known."""
     if not 0 < n < USUAL_STEPS / 2:
         return ""
-    return f" The run had {n:,} steps, where the defaults were made for {USUAL_STEPS:,}: more --epochs come first."
+    return f" The run had {n:,} steps, but the defaults are made for {USUAL_STEPS:,}. Try more --epochs first."
 
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
@@ -173,7 +176,7 @@ def _schedule(name: str, seed: int) -> RetrainConfig:
 
 
 def _pretraining(spec: str, weights: Path | None, options: TaskOptions, seed: int) -> dict[str, Any]:
-    """What a result says of it; nothing where a user's network is taken as it comes."""
+    """How the network was pre-trained, for the result. Empty for a user's network without --weights."""
     if weights:
         return {"pretrain": {"weights": weights.name, "sha256": hashlib.sha256(read_bytes(weights)).hexdigest()}}
     if spec not in EXPERIMENTS:
@@ -182,17 +185,17 @@ def _pretraining(spec: str, weights: Path | None, options: TaskOptions, seed: in
 
 
 def _require_the_same(pretraining: Any, recorded: Any) -> None:
-    """A run that is repeated starts from the same network, or says why it cannot."""
+    """Raise unless a repeated run starts from the same network as the recorded one."""
     if recorded is None or pretraining == recorded or not isinstance(recorded, dict):
         return
     if "sha256" not in recorded:
         raise ConfigError(
-            "the run to repeat was pre-trained with settings that `softshare compress` does not use; a kept result is "
-            "repeated by: softshare reproduce"
+            "--config: the recorded run pre-trained its network in another way than this run would. Leave --weights "
+            "out. A kept result is repeated with `softshare reproduce`"
         )
     if isinstance(pretraining, dict) and pretraining.get("sha256") == recorded["sha256"]:
-        return  # under another name
+        return  # the same file, perhaps under another name
     raise ConfigError(
-        f"the run to repeat started from {recorded.get('weights')} (SHA-256 {str(recorded['sha256'])[:16]}...); give "
-        "that file by --weights"
+        f"--config: the recorded run started from {recorded.get('weights')} with SHA-256 "
+        f"{str(recorded['sha256'])[:16]}... Give that file with --weights"
     )

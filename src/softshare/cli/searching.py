@@ -36,27 +36,31 @@ def tune(
     overrides: dict[str, Any],
     config: ConfigOption = None,
     sampler: Annotated[
-        SAMPLERS, typer.Option(help="What proposes trials: a Gaussian process ('gp'), 'tpe' or 'nsga2'.")
+        SAMPLERS,
+        typer.Option(help="What proposes trials: a Gaussian process, Parzen estimators or a genetic algorithm."),
     ] = "gp",
     error_bound: Annotated[
         float | None,
         typer.Option(
             metavar="PERCENT",
-            help="Prune a trial whose validation error is above this. Default: 5 points more than before.",
+            help="Prune a trial whose validation error is above this. Default: 5 points above the uncompressed error.",
         ),
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Any Optuna storage address. Default: the file study.db in the folder."),
+        typer.Option(
+            metavar="URL", help="Address of an Optuna storage. Default: the file study.db in the study folder."
+        ),
     ] = None,
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the study in its storage. Default: the task's.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the study in the storage. Default: the name of the task."),
     ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
             rich_help_panel=NETWORK,
-            help="Pre-trained weights (safetensors). Without them, an experiment pre-trains once, at the start.",
+            help="Pre-trained weights (safetensors). Without them, an experiment is pre-trained once, at the start.",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -64,12 +68,13 @@ def tune(
     augment: AugmentOption = None,
     label_smoothing: SmoothingOption = None,
 ) -> None:
-    """Search the settings for small files at low errors, by Optuna; the test set is read for the front's points only.
+    """Search the settings with Optuna for small files with low errors.
 
-    Every setting that has a range (docs/tuning.md) is searched, except those that you set here. `--config paper`
-    searches the paper's method and its hyper-parameters. The folder holds a file and a result for each trial, copies
-    of the front's with their test errors, summary.csv, front.png and settings.png. Run the same command again to resume
-    a study, or several times at once to share it.
+    The search covers every setting that has a range (docs/tuning.md), except those that you give here. `--config paper`
+    searches the paper's method and its hyper-parameters. The test set is read only for the points of the front.
+
+    The folder gets a file and a result of each trial, copies of the front with test errors, summary.csv, front.png and
+    settings.png. Run the same command again to resume a study, or several times at once to share it.
     """
     from rich.console import Console
 
@@ -104,7 +109,7 @@ def tune(
             job,
             recorded=options.changes(task),
             pretrain_=lambda task: pretrain_(task, schedule, [ProgressBar("pre-train")]),
-            judge=make_task(task, "cpu", data=data),  # there `softshare verify` measures
+            judge=make_task(task, "cpu", data=data),  # `softshare verify` measures on the CPU
         )
     log = Console(stderr=True)
     rows = run_study(
@@ -115,8 +120,12 @@ def tune(
     )
     out = Console(markup=False, highlight=False, soft_wrap=True)
     out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
-    out.print(f"{sum(row.state == 'pruned' for row in rows)} were pruned; all are in {job.folder / SUMMARY}.")
+    out.print(
+        f"{sum(row.state == 'pruned' for row in rows)} trials were pruned. All trials are in {job.folder / SUMMARY}."
+    )
     if not front(rows):
-        out.print("None is within the bound: raise --error-bound, hold a smaller --width or --tau, or more --epochs.")
+        out.print(
+            "No trial is within the bound. Raise --error-bound, or give a smaller --width or --tau, or more --epochs."
+        )
     if not can_draw():
-        out.print("No figure was drawn: that needs matplotlib (pip install 'softshare[report]').")
+        out.print("No figure was drawn, because matplotlib is missing: pip install 'softshare[report]'")

@@ -1,4 +1,4 @@
-"""The command `softshare config`, and settings from a file or a preset for the commands that train."""
+"""The command `softshare config`, and the settings that `--config` reads from a file or a preset."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Settings to start from: a TOML file, the result.json of a run, or the name of a preset "
-        f"({', '.join(PRESETS)}).",
+        help=f"Settings: a TOML file, a run's result.json, or a preset ({', '.join(PRESETS)}).",
     ),
 ]
 
@@ -34,9 +33,9 @@ ConfigOption = Annotated[
 def config(
     preset: Annotated[str, typer.Argument(help=f"One of: {', '.join(PRESETS)}.")] = "default",
 ) -> None:
-    """Print the defaults, or a preset, as a TOML file with comments.
+    """Print the default settings, or those of a preset, as a TOML file with comments.
 
-    softshare config > settings.toml, change it, then: softshare compress TASK --config settings.toml
+    Save the output with `softshare config > my.toml` and change it. `softshare compress TASK --config my.toml` uses it.
     """
     typer.echo(to_toml(preset_config(preset)), nl=False)
 
@@ -55,7 +54,7 @@ def preset_config(name: str) -> CompressConfig:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `--config` gives: a whole config, or some settings of one; from a result, also what else makes the run."""
+    """What `--config` gives: a preset's whole config, some settings from a TOML file, or a recorded run."""
 
     whole: CompressConfig | None = None
     some: dict[str, Any] = field(default_factory=dict)
@@ -71,14 +70,16 @@ class Settings:
 
 
 def read_settings(source: str | None) -> Settings:
-    """From a preset's name, a TOML file or a result.json."""
+    """Read a preset, a TOML file or a result.json."""
     if source is None:
         return Settings()
     if source in PRESETS:
         return Settings(whole=preset_config(source), is_paper=source == PAPER)
     path = Path(source)
     if not path.is_file():
-        raise ConfigError(f"--config: expected a file or one of {', '.join(PRESETS)}, but there is no file {source}")
+        raise ConfigError(
+            f"--config: expected a file or a preset ({', '.join(PRESETS)}), but there is no file {source}"
+        )
     if path.suffix == ".json":
         return _from_result(path)
     from softshare._util.files import read_bytes
@@ -97,11 +98,11 @@ def _from_result(path: Path) -> Settings:
     try:
         return Settings(whole=CompressConfig.from_dict(settings), result=result)
     except ConfigError as problem:
-        raise ConfigError(f"{path}: its settings are not those of `softshare compress`: {problem}") from None
+        raise ConfigError(f"{path}: expected settings of `softshare compress`: {problem}") from None
 
 
 def recorded_target(result: Result) -> Target | None:
-    """The target that a run was steered to."""
+    """The target of a recorded run."""
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease
 
     match (result.outcome or {}).get("target"):
@@ -114,4 +115,6 @@ def recorded_target(result: Result) -> Target | None:
         case {"max_error_increase": limit}:
             return MaxErrorIncrease(limit)
         case other:
-            raise ConfigError(f"result: expected a target as `softshare compress` records it, got {json.dumps(other)}")
+            raise ConfigError(
+                f"--config: expected a target of `softshare compress` in the result, got {json.dumps(other)}"
+            )

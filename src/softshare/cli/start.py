@@ -1,4 +1,4 @@
-"""The command `softshare init`: a task of the user's own to start from."""
+"""The command `softshare init`: write a template of a task."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ out = Console(markup=False)
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The Python file to write, as my_task.py.")],
+    file: Annotated[Path, typer.Argument(help="The Python file to write, for example my_task.py.")],
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a template of a task, for your own network and data: a Python file that says what to put where.
+    """Write a Python file with a task: a template for your own network and data.
 
-    It works as it stands, on made-up data.
+    The file runs unchanged, on made-up data. Its comments say what to replace.
     """
     if file.suffix != ".py":
-        raise ConfigError(f"expected a file that ends in .py, as my_task.py, got {file}")
+        raise ConfigError(f"expected a name that ends in .py, for example my_task.py, got {file}")
     if file.exists() and not overwrite:
-        raise ConfigError(f"{file} exists already; give --overwrite or another name")
+        raise ConfigError(f"{file} already exists. Give --overwrite or another name")
     with made_folder(file.parent):
         write_atomic(file, _template(file).encode())
     command = shlex.join(["softshare", "compress", f"{file}:make_task"])
-    out.print(f"{file} written. Try it: {command}", highlight=False, soft_wrap=True)
+    out.print(f"Wrote {file}. Try it: {command}", highlight=False, soft_wrap=True)
 
 
 def _template(file: Path) -> str:
-    """With commands in its docstrings that name the file."""
+    """The template, with the name of the file in the commands of its docstrings."""
     text = files("softshare.cli").joinpath("template.py").read_text("utf-8")
     for old, new in (("my_task.py:make_task", f"{file.name}:make_task"), ("runs/my_task", f"runs/{file.stem}")):
         text = text.replace(old, shlex.quote(new).replace("\\", r"\\").replace('"', r"\""))

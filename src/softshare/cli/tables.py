@@ -1,4 +1,4 @@
-"""What the command line shows, as rich tables."""
+"""The tables that the command line prints."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def _table(title: str, *columns: str) -> Table:
-    # As Text, here and for names below: rich would take "[x]" in a string for markup and not show it.
+    # Titles and names are Text, because rich would read "[x]" in a string as markup.
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
-        whole = column in ("components", "bits", "bytes", "share")  # folded, a figure would be read as another
+        whole = column in ("components", "bits", "bytes", "share")  # a folded number would be misread
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
     return table
 
 
 def file_table(info: FileInfo, title: str) -> Table:
-    """One row per tensor: bits are per weight; the overhead is the header, the codebooks and the checksum."""
+    """One row per tensor. Bits are per weight. The overhead is the header, the codebooks and the checksum."""
     columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
     table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
 
@@ -49,7 +49,7 @@ def file_table(info: FileInfo, title: str) -> Table:
 
 
 def _printable(name: str) -> str:
-    """A file's names may hold marks that turn the text around; they are shown, not obeyed."""
+    """Escape characters that are not printable. A name in a file may contain marks that reverse the text."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
@@ -60,7 +60,7 @@ def _share(part: int | None, whole: int | None) -> str:
 
 
 def account_table(result: Result) -> Table:
-    """The description length, estimated and measured, side by side."""
+    """The description length: estimates and the measured file."""
     table = _table("Description length", "", "bytes", "ratio")
 
     def row(label: str, n_bytes: float) -> None:
@@ -77,7 +77,7 @@ def account_table(result: Result) -> Table:
 
 
 def result_table(result: Result, paper: PaperRow | None) -> Table:
-    """The result beside the paper's row."""
+    """The result, with the row of the paper if there is one."""
     table = _table(f"{result.experiment} on {result.dataset}", "", "error %", "non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
@@ -90,7 +90,7 @@ def result_table(result: Result, paper: PaperRow | None) -> Table:
 
 
 def reproduced_table(results: Iterable[Result], title: str) -> Table:
-    """One row per kept pair."""
+    """One row per kept result."""
     table = _table(title, "method", "seed", "bytes", "ratio", "test error %")
     for r in results:
         errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
@@ -99,7 +99,7 @@ def reproduced_table(results: Iterable[Result], title: str) -> Table:
 
 
 def front_table(rows: Iterable[Row], title: str) -> Table:
-    """One row per point of a study's front; a test error that could not be measured here is a dash."""
+    """One row per point of a study's front. A test error that was not measured is a dash."""
     table = _table(title, "trial", "validation error %", "test error %", "bytes", "ratio")
     for row in rows:
         validation, test = (
@@ -114,7 +114,7 @@ def front_table(rows: Iterable[Row], title: str) -> Table:
 
 
 def check_table(checks: Iterable[Check], title: str) -> Table:
-    """One row per file: what was found, and whether it is what the result beside it says; below, why some was not."""
+    """One row per run: what was found, and whether it agrees with the result. The caption says what was not checked."""
     checks = list(checks)
     reasons = dict.fromkeys(text for check in checks for text in check.not_checked)
     caption = Text("\n".join(f"not checked: {text}" for text in reasons)) if reasons else None

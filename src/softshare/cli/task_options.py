@@ -1,4 +1,4 @@
-"""Tasks from the command line: an experiment or a user's file, its options and its device."""
+"""Tasks on the command line: an experiment or a user's file, its options and its device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 NETWORK = "Network and data"  # a panel of --help
 TASK_HELP = f"An experiment ({', '.join(zoo.NAMES)}) or FILE.py:make_task."
 TaskArgument = Annotated[str, typer.Argument(help=TASK_HELP)]
-DeviceOption = Annotated[str, typer.Option(help="For an experiment: cpu, cuda, or auto, the GPU where there is one.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device of an experiment. One of: cpu, cuda, auto (a GPU if there is one).")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what already exists.")]
 DataOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
         rich_help_panel=NETWORK,
-        help="For an experiment: the folder cifar-10-batches-bin, or the one that holds it. Without this option, the "
-        "environment variable SOFTSHARE_DATA. MNIST is in the package.",
+        help="Data of an experiment: the folder cifar-10-batches-bin or its parent. Default: the environment variable "
+        "SOFTSHARE_DATA. MNIST is in the package.",
     ),
 ]
 AugmentOption = Annotated[
@@ -40,7 +42,7 @@ AugmentOption = Annotated[
         "--augment/--no-augment",
         rich_help_panel=NETWORK,
         show_default=False,
-        help="For an experiment: shift training images at random. Always on for wrn-16-4.",
+        help="Shift the training images of an experiment at random. Always on for wrn-16-4.",
     ),
 ]
 SmoothingOption = Annotated[
@@ -48,15 +50,15 @@ SmoothingOption = Annotated[
     typer.Option(
         "--label-smoothing",
         rich_help_panel=NETWORK,
-        help="For an experiment: smoothing of the training labels. Default: 0.05 for the LeNets, but 0 with --augment "
-        "or --config paper; 0 for wrn-16-4.",
+        help="Smooth the training labels of an experiment by this share. Default: 0.05 for the LeNets, 0 for wrn-16-4 "
+        "and with --augment or --config paper.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What only an experiment takes; None where it was not given."""
+    """Options for experiments only. None if an option was not given."""
 
     data: Path | None = None
     augment: bool | None = None
@@ -68,7 +70,7 @@ class TaskOptions:
 
         experiment, smoothing = get_experiment(name), self.label_smoothing
         if experiment.always_augmented and self.augment is False:
-            raise ConfigError(f"--no-augment: {name} is always augmented, as in the paper; leave the option out")
+            raise ConfigError(f"--no-augment: {name} is always augmented, as in the paper. Leave the option out")
         if smoothing is None:
             smoothing = 0.0 if self.augment else experiment.label_smoothing
         return TaskConfig(bool(self.augment) and not experiment.always_augmented, smoothing)
@@ -77,12 +79,12 @@ class TaskOptions:
         augment = "--no-augment" if self.augment is False else "--augment"
         given = {"--data": self.data, augment: self.augment, "--label-smoothing": self.label_smoothing}
         if flags := [flag for flag, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(flags)}: {spec} has its own data and its own loss; leave the option out")
+            raise ConfigError(f"{', '.join(flags)}: {spec} has its own data and its own loss. Leave the option out")
         if self.from_scratch:
-            raise ConfigError(f"--from-scratch: {spec} has its own model, trained or not; leave the option out")
+            raise ConfigError(f"--from-scratch: {spec} has its own model, trained or not. Leave the option out")
 
     def changes(self, name: str) -> dict[str, Any]:
-        """What a result says of its task; empty if nothing differs from the defaults."""
+        """The entry `task` of a result. Empty if nothing differs from the defaults."""
         from softshare.zoo.experiments import TaskConfig
 
         changed = self.config(name)
@@ -103,36 +105,34 @@ def find_device(name: str) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device: expected cpu, cuda or auto, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotAvailableError("--device cuda: torch sees no GPU here; use cpu or auto")
+        raise NotAvailableError("--device cuda: expected a GPU, but torch finds none. Use cpu or auto")
     return device
 
 
 def load_task(spec: str, device: str, seed: int, options: TaskOptions) -> Task:
-    """An experiment by its name, or the Task that a function in the user's file returns, on the device it is on."""
+    """Make an experiment by its name, or call the function that a user's file defines."""
     if spec in zoo.NAMES:
         from softshare.zoo.experiments import make_task
 
         return make_task(spec, find_device(device), seed, options.config(spec), options.data)
     file, colon, function = spec.rpartition(":")
     if not (colon and file.endswith(".py")):
-        raise ConfigError(f"expected one of {', '.join(zoo.NAMES)}, or FILE.py:make_task; got {spec!r}")
+        raise ConfigError(f"expected one of {', '.join(zoo.NAMES)}, or FILE.py:make_task, got {spec!r}")
     if not Path(file).is_file():
         raise ConfigError(f"{spec}: there is no file {file}")
     if device != "auto":
-        raise ConfigError(
-            f"--device {device}: {spec} puts its model and data where it wants them; leave the option out"
-        )
+        raise ConfigError(f"--device {device}: {spec} chooses the device of its model and data. Leave the option out")
     options.require_none(spec)
     return _call(spec, file, function)
 
 
 def _call(spec: str, file: str, function: str) -> Task:
-    """Import the user's file and call its function."""
+    """Import a user's file and call its function."""
     from softshare.task import Task
 
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that the file can import its neighbours, as when it is run
+        sys.path.insert(0, folder)  # so that the file can import its neighbours, as a script can
     module_spec = importlib.util.spec_from_file_location(f"_softshare_task_{Path(file).stem}", file)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"{spec}: {file} cannot be imported")

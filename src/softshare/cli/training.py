@@ -35,9 +35,9 @@ def demo(
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Run the whole route on LeNet-300-100 and the packaged MNIST, and compare with the paper.
+    """Compress LeNet-300-100 on MNIST, which is in the package, and compare with the paper.
 
-    Pre-trains, retrains under the prior, compresses, saves, loads the file into a fresh model and evaluates that.
+    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model.
     """
     from softshare.cli.run_task import RunOptions, run_task
     from softshare.zoo.experiments import get_experiment
@@ -58,7 +58,7 @@ def pretrain(
     augment: AugmentOption = None,
     label_smoothing: SmoothingOption = None,
 ) -> None:
-    """Train a network of the zoo from scratch; the checkpoint is a safetensors file."""
+    """Train the network of an experiment from scratch and save it as a safetensors file."""
     from softshare._util.run_folder import PRETRAINED, output_folder
     from softshare.cli.run_task import out, pretrain_into
     from softshare.result import final_error
@@ -74,25 +74,23 @@ def pretrain(
 
 def compress(
     task: Annotated[
-        str | None, typer.Argument(help=f"{TASK_HELP} A result.json given by --config names its experiment.")
+        str | None, typer.Argument(help=f"{TASK_HELP} Not needed if --config is the result.json of an experiment.")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder for the run. Default: runs/NAME.")] = None,
     max_error: Annotated[
         float | None,
         typer.Option(
             show_default=False,
-            help="Steer to the smallest file with at most this error, in percent, on validation data.",
+            help="Find the smallest file with at most this error, in percent, on validation data.",
         ),
     ] = None,
     max_error_increase: Annotated[
         float | None,
-        typer.Option(
-            show_default=False, help="Steer to the smallest file whose error rises by at most this many points."
-        ),
+        typer.Option(show_default=False, help="Find the smallest file whose error rises by at most this many points."),
     ] = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(show_default=False, help="Steer to the best network whose file has at most this many bytes."),
+        typer.Option(show_default=False, help="Find the best network whose file has at most this many bytes."),
     ] = None,
     *,
     overrides: dict[str, Any],
@@ -103,8 +101,8 @@ def compress(
         Path | None,
         typer.Option(
             rich_help_panel=NETWORK,
-            help="Pre-trained weights (safetensors). Without them, an experiment uses the weights that pretrain has "
-            "left in the folder, or pre-trains first.",
+            help="Pre-trained weights (safetensors). Without them, an experiment uses those that `softshare pretrain` "
+            "has written to the folder, or is pre-trained first.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -112,8 +110,8 @@ def compress(
         typer.Option(
             "--from-scratch",
             rich_help_panel=NETWORK,
-            help="For an experiment: train the fresh network under the prior, without pre-training. A width is then "
-            "relative to the initialization.",
+            help="Train the network of an experiment under the prior without pre-training. Widths are then relative "
+            "to the initial weights.",
         ),
     ] = False,
     data: DataOption = None,
@@ -124,32 +122,35 @@ def compress(
         typer.Option(
             "--live",
             rich_help_panel=WATCHING,
-            help="Show the report while training, on a page that only this machine can see.",
+            help="Show the report during training, on a page that only this machine can reach.",
         ),
     ] = False,
     live_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, rich_help_panel=WATCHING, help="Port of that page (0: a free one)."),
+        typer.Option(min=0, max=65535, rich_help_panel=WATCHING, help="Port of that page. 0 selects a free port."),
     ] = 0,
     tensorboard: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", rich_help_panel=WATCHING, help="Also log every epoch there for TensorBoard."),
+        typer.Option(
+            metavar="FOLDER", rich_help_panel=WATCHING, help="Log every epoch for TensorBoard to this folder."
+        ),
     ] = None,
 ) -> None:
-    """Compress a network: retrain under the prior, merge, quantize, encode, and measure what the file decodes to.
+    """Compress a network: retrain it under the prior, merge, quantize, encode, and measure the decoded file.
 
-    The folder then holds model.sws (the file), result.json (what was measured, with all settings), history.csv,
-    frames.npz (for a report) and the checkpoints before and after retraining. An experiment starts from settings of
-    its own, your task from the defaults. If a target is not met, the exit status is 1 and the folder holds the nearest
-    network that was found.
+    The folder of the run gets model.sws (the compressed network), result.json (measurements and settings), history.csv,
+    frames.npz (for the report) and the checkpoints before and after retraining. If a target is not met, the folder
+    holds the nearest network that was found, and the exit status is 1.
 
-    `--config runs/x/result.json` repeats a run. A checkpoint without data: softshare quantize.
+    An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
+    overrides --config. `--config runs/x/result.json` repeats a run. `softshare quantize` compresses a checkpoint
+    without data.
     """
     from softshare.cli.run_task import RunOptions, Watching, run_task
 
     if task is None and weights and config is None:
         instead = shlex.join(["softshare", "quantize", str(weights)])
-        raise ConfigError(f"expected a task; to compress a checkpoint without one: {instead}")
+        raise ConfigError(f"expected a task. To compress a checkpoint without one, run: {instead}")
     settings = read_settings(config)
     task = task or _recorded_task(settings, config)
     target = _target(max_error, max_error_increase, max_bytes)
@@ -159,10 +160,10 @@ def compress(
     options = _task_options(task, settings, TaskOptions(data, augment, label_smoothing, from_scratch))
     if options.from_scratch and weights:
         raise ConfigError(
-            f"--from-scratch starts from a fresh network, --weights {weights} from a trained one; leave one of them out"
+            f"--from-scratch starts from a fresh network, --weights {weights} from a trained one. Leave one of them out"
         )
     if options.from_scratch and full.retrain.distill:
-        raise ConfigError("--from-scratch: a fresh network is no teacher; leave --distill out")
+        raise ConfigError("--from-scratch: a fresh network cannot be a teacher. Leave --distill out")
     if live_port and not live:
         raise ConfigError(f"--live-port {live_port} is the port of --live, which was not given")
     run_task(
@@ -191,18 +192,19 @@ def _base(task: str) -> CompressConfig:
 
 
 def _recorded_task(settings: Settings, source: str | None) -> str:
-    """The experiment of a result. A file of Python code is not run because a result names it."""
+    """The experiment of a result. A result must not choose which Python file is run, so a user's task is refused."""
     if settings.result is None:
         raise ConfigError(f"expected a task: {TASK_HELP}")
     name = settings.result.experiment
     if name not in zoo.NAMES:
-        again = shlex.join(["softshare", "compress", name, "--config", str(source)])
-        raise ConfigError(f"{source} is a run of {name}, which is no experiment; name the task again, as: {again}")
+        spec = name if ".py:" in name else "FILE.py:make_task"
+        again = shlex.join(["softshare", "compress", spec, "--config", str(source)])
+        raise ConfigError(f"{source} is a run of {name}, which is not an experiment. Name the task: {again}")
     return name
 
 
 def _task_options(task: str, settings: Settings, given: TaskOptions) -> TaskOptions:
-    """The options given, completed by what a result records and by what the paper does."""
+    """The given options, completed from the recorded result or from the paper's settings."""
     if task not in zoo.NAMES:
         return given
     known: dict[str, Any] = {"label_smoothing": 0.0} if settings.is_paper or settings.result else {}
@@ -227,5 +229,5 @@ def _target(max_error: float | None, max_error_increase: float | None, max_bytes
     if max_bytes is not None:
         given.append(MaxBytes(max_bytes))
     if len(given) > 1:
-        raise ConfigError(f"expected one target, got {len(given)}: {', '.join(map(repr, given))}; leave one in")
+        raise ConfigError(f"expected one target, got {len(given)}: {', '.join(map(repr, given))}")
     return given[0] if given else None

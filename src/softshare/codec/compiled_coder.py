@@ -1,4 +1,4 @@
-"""`@compiled`: the coders' functions, by numba or in plain Python, with the same result."""
+"""`@compiled`: numba compiles the coders' functions. Without numba they run as plain Python, with the same result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The `.sws` file, version 1, as docs/format.md specifies it: header, one section per tensor, checksum.
 
-Tensors are coded and decoded one by one, those of a large network in threads, so that what is needed beside the network
-itself is a few tensors at most. The bytes do not depend on the number of threads.
+Tensors are coded and decoded one by one; threads share the work for a large network. Beside the network itself, memory
+holds a few tensors at most. The bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.network.weights import check_fits, layout
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
-MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (format.md 7)
-THREADS_FROM = 1 << 20  # weights; below it threads do not pay
-MOST_THREADS = 8  # unless the caller says otherwise: each holds a tensor
+MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (docs/format.md 7)
+THREADS_FROM = 1 << 20  # weights; with fewer, threads are not worth it
+MOST_THREADS = 8  # unless the caller says otherwise; each thread holds a tensor
 
 _CRC = struct.Struct("<I")
 _SPOOL = 1 << 26  # bytes of sections kept in memory until the header can be written
 _READ = 1 << 20
-_N_NONZERO = 9  # a section's first bytes: no varint is longer
+_N_NONZERO = 9  # first bytes of a section: no varint is longer
 _DEFAULTS = EncodeConfig()
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
 def _in_order(function: Callable[[In], Out], items: Iterable[In], n_weights: int, threads: int | None) -> Iterator[Out]:
-    """`map` by threads where it pays, with no more results waiting than there are threads."""
+    """`map`, in threads if there are many weights. No more results wait than there are threads."""
     threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
     if threads == 1 or n_weights < THREADS_FROM:
         yield from map(function, items)
@@ -79,7 +79,7 @@ def _in_order(function: Callable[[In], Out], items: Iterable[In], n_weights: int
 
 
 def encode(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS, threads: int | None = None) -> bytes:
-    """The bytes of the file; by default in as many threads as there are processors, for a large network."""
+    """The bytes of the file. A large network is encoded in threads: by default one per processor, at most 8."""
     return b"".join(_parts(quantized, config, threads))
 
 
@@ -89,20 +89,20 @@ def save(
     config: EncodeConfig = _DEFAULTS,
     threads: int | None = None,
 ) -> int:
-    """Write the file whole or not at all, and return its size in bytes."""
+    """Write the whole file or nothing, and return its size in bytes."""
     return write_atomic(path, _parts(quantized, config, threads))
 
 
 def check(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> None:
-    """Raise `ModelError` for what no file can hold, without coding anything."""
+    """Raise `ModelError` if no file can hold the weights. Nothing is encoded."""
     _header(quantized, config)
     for name, tensor in quantized.rest.items():
         rest.check(name, tensor, config)
 
 
 def _header(quantized: QuantizedWeights, config: EncodeConfig) -> Header:
-    """All of it but the lengths of the sections and how the rest is coded."""
-    codebooks: dict[tuple[bytes, str], tuple[int, Codebook]] = {}  # equal ones are stored once
+    """The header without the lengths of the sections, and without the choice of how each unshared tensor is coded."""
+    codebooks: dict[tuple[bytes, str], tuple[int, Codebook]] = {}  # equal codebooks are stored once
     entries = tuple(_entry(name, t, config, codebooks) for name, t in _tensors(quantized).items())
     books = tuple(book for _, book in codebooks.values())
     header = Header(config.codec, config.names == "keep", books, entries, quantized.tied)
@@ -111,7 +111,7 @@ def _header(quantized: QuantizedWeights, config: EncodeConfig) -> Header:
 
 
 def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | None) -> Iterator[bytes]:
-    """The file from front to back. The header has every section's length, so the sections wait for it."""
+    """The file from front to back. The header has every section's length, so the sections are coded before it."""
     header = _header(quantized, config)
 
     def section(item: tuple[Entry, QuantizedTensor | Tensor]) -> tuple[Entry, bytes]:
@@ -140,7 +140,7 @@ def _parts(quantized: QuantizedWeights, config: EncodeConfig, threads: int | Non
 def _tensors(quantized: QuantizedWeights) -> dict[str, QuantizedTensor | Tensor]:
     names = sorted([*(t.name for t in quantized.shared), *quantized.rest])
     if sorted(quantized.order or names) != names or len(set(names)) < len(names):
-        raise ModelError(f"expected every name once, and an order of just these names; got {names[:20]}")
+        raise ModelError(f"expected each name once, and an order of exactly these names, got {names[:20]}")
     astray = sorted(set(quantized.tied.values()) - set(names))
     if astray:
         raise ModelError(f"tied: expected names of stored tensors, got {astray}")
@@ -153,7 +153,7 @@ def _entry(
     config: EncodeConfig,
     codebooks: dict[tuple[bytes, str], tuple[int, Codebook]],
 ) -> Entry:
-    """All that can be said of a tensor before it is coded; its codebook joins the others."""
+    """What is known about a tensor before it is coded. Adds its codebook to the others."""
     kind: Shared | Rest
     if isinstance(tensor, Tensor):
         kind = rest.kind(name, tensor, config)
@@ -170,7 +170,7 @@ def _entry(
 def decode(
     data: bytes, *, like: nn.Module | None = None, max_bytes: int | None = MAX_BYTES, threads: int | None = None
 ) -> QuantizedWeights:
-    """What the bytes of a file hold; `like` and `max_bytes` as in `load`."""
+    """The quantized weights in the bytes of a file. `like` and `max_bytes` are as in `load`."""
     file = io.BytesIO(data)
     header = _open(file, like)
     _limit(header.entries, max_bytes)
@@ -188,10 +188,10 @@ def load(
     max_bytes: int | None = MAX_BYTES,
     threads: int | None = None,
 ) -> dict[str, Tensor]:
-    """The state dict a file decodes to; with `names`, only these tensors of it, and no other is decoded.
+    """The state dict that a file decodes to. With `names`, only these tensors are decoded.
 
-    A tied name gives the same tensor object as the name it repeats. A file without names needs the network, `like`,
-    that it was written for. More than `max_bytes` of tensors (None: no limit) are refused before anything is allocated.
+    A tied name gives the same tensor object as the name it repeats. A file without names needs `like`, the network it
+    was written for. If the tensors take more than `max_bytes` (None: no limit), it raises before anything is allocated.
     """
     with _opened(path) as file:
         header = _open(file, like)
@@ -204,9 +204,9 @@ def load(
 
 
 def load_into_(model: nn.Module, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
-    """Copy a file's tensors into the model in place, one by one; none is larger than the model's own.
+    """Copy a file's tensors into the model, in place and one by one. No tensor is larger than the model's own.
 
-    If any does not fit, raise with all that do not and copy none.
+    If any tensor does not fit, raise an error that lists all that do not, and copy none.
     """
     with _opened(path) as file:
         header = _open(file, model)
@@ -224,7 +224,7 @@ def load_into_(model: nn.Module, path: str | os.PathLike[str], *, threads: int |
 
 
 def inspect(source: str | os.PathLike[str] | bytes) -> FileInfo:
-    """What a file, or its bytes, holds, from its headers alone: no tensor is decoded, the checksum not checked."""
+    """What a file, or its bytes, holds, by its headers alone. No tensor is decoded, and the checksum is not checked."""
     if isinstance(source, bytes):
         return _inspect(io.BytesIO(source))
     with _opened(source) as file:
@@ -251,7 +251,7 @@ def _tensor_info(file: BinaryIO, header: Header, entry: Entry) -> TensorInfo:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to read; errors carry its path."""
+    """A file open for reading. Errors carry its path."""
     try:
         with open(path, "rb") as file:
             yield file
@@ -265,7 +265,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _in_section(entry: Entry) -> Iterator[None]:
-    """Errors say which tensor's section, and where it begins."""
+    """Errors name the tensor of the section, and the byte where the section begins."""
     try:
         yield
     except FormatError as error:
@@ -273,14 +273,14 @@ def _in_section(entry: Entry) -> Iterator[None]:
 
 
 def _reader(file: BinaryIO) -> Reader:
-    """Over all but the checksum."""
+    """A reader of everything before the checksum."""
     end = file.seek(0, os.SEEK_END) - _CRC.size
     file.seek(0)
     return Reader(file, end)
 
 
 def _open(file: BinaryIO, like: nn.Module | None) -> Header:
-    """The header, after the checksum. A network gives names and shapes to a file that has none."""
+    """The header, read after the checksum is checked. A file without names takes names and shapes from the network."""
     reader = _reader(file)
     read_prefix(reader)
     _check_crc(file, reader)
@@ -290,8 +290,8 @@ def _open(file: BinaryIO, like: nn.Module | None) -> Header:
         return header
     if like is None:
         raise ConfigError(
-            "the file was written with names='none': it needs the network it was written for; in Python, "
-            "load_into_(model, path) or load(path, like=model); to decompress it, --task"
+            "the file has no names and shapes (names='none'): expected the network it was written for. In Python, use "
+            "load_into_(model, path) or load(path, like=model); to decompress it, use --task"
         )
     return dataclasses.replace(header, tied=tied)
 
@@ -311,14 +311,14 @@ def _check_crc(file: BinaryIO, reader: Reader) -> None:
 
 
 def _wanted(header: Header, names: Collection[str] | None) -> dict[str, str]:
-    """The name of each tensor asked for, and the name under which it is stored."""
+    """The name of each wanted tensor, and the name under which it is stored."""
     known = {e.name: e.name for e in header.entries} | header.tied
     if isinstance(names, str):
         raise ConfigError(f"names: expected a list of names, got the text {names!r}")
     unknown = [name for name in names or () if name not in known]
     if unknown:
         some = ", ".join(list(known)[:50]) + (", ..." if len(known) > 50 else "")
-        raise ConfigError(f"the file holds no tensor {', '.join(unknown)}; it holds {some}")
+        raise ConfigError(f"names: expected tensors of the file ({some}), got {', '.join(unknown)}")
     return known if names is None else {name: known[name] for name in names}
 
 

@@ -1,6 +1,6 @@
-"""The header of a `.sws` file, version 1: what it says, as bytes and back (docs/format.md 3 and 4).
+"""The header of a `.sws` file, version 1: its contents, to bytes and back (docs/format.md 3 and 4).
 
-Nothing read here is believed before it is checked, and nothing is allocated that the file's own size does not pay for.
+The reader believes nothing before it has checked it, and allocates no more than the file's own size accounts for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 import re
-import typing
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ from softshare.errors import ModelError
 
 MAGIC = b"\x89SWS"  # 3.1
 VERSION = 1
-CODECS = typing.get_args(Codec)  # 3.1: bit 0 of the flags
+CODECS: tuple[Codec, ...] = ("han", "adaptive")  # 3.1: bit 0 of the flags
 _HAS_NAMES = 2  # bit 1
-MAX_ENTRIES = 1 << 16  # 7, as all the limits
+MAX_ENTRIES = 1 << 16  # section 7 has all the limits
 MAX_CODEBOOKS = 1 << 16
 MAX_DIMENSIONS = 64  # torch's own
 MAX_VALUES = 1 << 40  # of all tensors together
 MAX_NAME_BYTES = 1 << 12
-MAX_NAMES_BYTES = 1 << 24  # of all names together: a name may repeat most of the one before it
+MAX_NAMES_BYTES = 1 << 24  # of all names together, because a name may repeat most of the one before it
 SUFFIXES = (  # 4.3
     b"", b".weight", b".bias", b".running_mean", b".running_var", b".num_batches_tracked", b".in_proj_weight",
     b".in_proj_bias",
@@ -53,7 +52,7 @@ _NAMES = tuple(DTYPES)
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """Values from 0.0 on by magnitude, as float32, and the dtype they are stored in."""
+    """Values as float32, ordered by magnitude from 0.0, and the dtype that stores them."""
 
     values: npt.NDArray[np.float32]
     dtype: str
@@ -63,7 +62,7 @@ class Codebook:
 class Shared:
     """How a shared tensor is stored (4.2)."""
 
-    dtype: str  # decodes to
+    dtype: str  # that it decodes to
     codebook: int
 
 
@@ -71,14 +70,14 @@ class Shared:
 class Rest:
     """How a tensor that is not shared is stored (4.2)."""
 
-    dtype: str  # decodes to
+    dtype: str  # that it decodes to
     stored: str  # dtype of the values in its section
-    planes: bool  # coded by byte plane; else raw
+    planes: bool  # whether it is coded by byte plane; else it is raw
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored tensor. Without names in the file, the network gives name and shape."""
+    """One stored tensor. If the file has no names, the network gives name and shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -95,7 +94,7 @@ class Entry:
         return self.n * DTYPES[self.kind.dtype].itemsize
 
 
-_FIRST_KIND = Shared("float32", 0)  # what the first entry may repeat
+_FIRST_KIND = Shared("float32", 0)  # the first entry may repeat this
 _NO_SHAPE: tuple[int, ...] = ()
 
 
@@ -138,7 +137,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def pack_values(values: npt.NDArray[np.float32], dtype: str) -> bytes:
-    """float32 values that `dtype` holds exactly, little-endian; a bfloat16 is the upper half of a float32."""
+    """Little-endian bytes of float32 values that `dtype` holds exactly. A bfloat16 is the upper half of a float32."""
     if dtype == "bfloat16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
     return values.astype("<f4" if dtype == "float32" else "<f2").tobytes()
@@ -154,7 +153,7 @@ def _pack_kind(kind: Shared | Rest) -> bytes:
 
 
 def _pack_name(name: str, stem_before: bytes) -> tuple[bytes, bytes]:
-    """A name relative to the stem of the name before it; and its own stem."""
+    """The bytes of a name, relative to the stem of the name before it, and its own stem."""
     data = name.encode()
     suffix = max((k for k, s in enumerate(SUFFIXES) if data.endswith(s)), key=lambda k: len(SUFFIXES[k]))
     stem = data[: len(data) - len(SUFFIXES[suffix])]
@@ -179,7 +178,7 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 def check_writable(header: Header) -> None:
-    """Raise `ModelError` for what the format cannot hold: the reader would refuse it."""
+    """Raise `ModelError` if the format cannot hold the header. The reader would refuse it."""
     names = [*(e.name for e in header.entries), *header.tied]
     problems = [_name_problem(name.encode(errors="surrogatepass")) for name in names]
     problems += [_shape_problem(e.shape) for e in header.entries]
@@ -190,7 +189,7 @@ def check_writable(header: Header) -> None:
         raise ModelError("; ".join(found[:5]))
 
 
-# What writer and reader both check
+# Checks of both the writer and the reader
 
 
 def _name_problem(name: bytes) -> str | None:
@@ -212,7 +211,7 @@ def _shape_problem(shape: tuple[int, ...]) -> str | None:
 
 
 def _n_values(shape: tuple[int, ...]) -> int:
-    """A size of 0 counts as 1 here, so that the sizes beside it are bounded too."""
+    """The number of values, with a size of 0 counted as 1, so that the sizes beside it are bounded too."""
     return math.prod(max(size, 1) for size in shape)
 
 
@@ -226,7 +225,7 @@ def codebook_problem(values: npt.NDArray[np.float32]) -> str | None:
 
 
 def _header_problems(header: Header) -> list[str]:
-    """What concerns more than one entry."""
+    """Problems that concern more than one entry."""
     problems = []
     total = sum(_n_values(e.shape) for e in header.entries)
     if total > MAX_VALUES:
@@ -238,7 +237,7 @@ def _header_problems(header: Header) -> list[str]:
         problems.append(f"expected at most {limit}, got {len(names)} of {n_bytes}")
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
-        problems.append(f"expected every name once, got more of {twice[:3]}")
+        problems.append(f"expected each name once, got {twice[:3]} more than once")
     return problems
 
 
@@ -250,13 +249,14 @@ def read_prefix(reader: Reader) -> None:
     reader.expect(magic == MAGIC, f"a file that begins with {MAGIC!r}, as every .sws file does", magic, at=0)
     version = reader.byte()
     if version != VERSION:
-        reader.fail(f"expected version {VERSION}, got {version}: another version of softshare may read it", len(MAGIC))
+        reader.fail(f"expected version {VERSION}, got {version}. Another version of softshare may read it", len(MAGIC))
 
 
 def read_header(reader: Reader, layout: Sequence[tuple[str, tuple[int, ...]]] | None = None) -> Header:
-    """All between prefix and sections. `layout`, a network's names and shapes, is for a file that has none of its own.
+    """Everything between prefix and sections. `layout`, a network's names and shapes, is for a file without names.
 
-    Without it too, entries are numbered and their shapes empty: enough to look at the file, not to decode it.
+    If both are missing, entries have numbers as names, and empty shapes. That suffices to inspect the file, but not to
+    decode it.
     """
     reader.section = "header"
     flags = reader.byte()
@@ -271,7 +271,7 @@ def read_header(reader: Reader, layout: Sequence[tuple[str, tuple[int, ...]]] | 
     kind, shape = _FIRST_KIND, _NO_SHAPE
     given = None if has_names else layout
     if given is not None and len(given) != n_entries:
-        raise ModelError(f"expected a network of {n_entries} tensors, as the file without names has, got {len(given)}")
+        raise ModelError(f"expected a network of {n_entries} tensors, the number in the file, got {len(given)}")
     for k in range(n_entries):
         reader.section = f"header, tensor {k}"
         n_bytes, own_kind = _read_kind(reader, kind, len(codebooks))
@@ -291,15 +291,15 @@ def read_header(reader: Reader, layout: Sequence[tuple[str, tuple[int, ...]]] | 
 
 
 def _read_count(reader: Reader, most: int, what: str) -> int:
-    """Each takes a byte at least, so no list is longer than what is left of the file."""
+    """A count of items. Each item takes at least a byte, so there are no more than bytes left in the file."""
     start = reader.offset
     n = reader.varint()
-    reader.expect(n <= min(most, reader.remaining), f"fewer {what}", n, start)
+    reader.expect(n <= min(most, reader.remaining), f"at most {min(most, reader.remaining)} {what}", n, start)
     return n
 
 
 def _located(reader: Reader, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Sections follow the header and each other, and end where the checksum begins (3.4)."""
+    """The entries with their offsets. Sections follow the header one by one and end at the checksum (3.4)."""
     ends = list(itertools.accumulate((e.n_bytes for e in entries), initial=reader.offset))
     reader.expect(ends[-1] == reader.end, f"sections that end at byte {reader.end}", ends[-1])
     return tuple(dataclasses.replace(e, offset=offset) for e, offset in zip(entries, ends, strict=False))
@@ -329,7 +329,7 @@ def unpack_values(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
 
 
 def _read_kind(reader: Reader, before: Shared, n_codebooks: int) -> tuple[int, Shared | Rest]:
-    """Length of the section, and the kind of its tensor; a plain one is like the shared tensor before it."""
+    """Length of the section, and the kind of its tensor. A plain tensor is like the shared tensor before it."""
     start = reader.offset
     n_bytes, plain = divmod(reader.varint(), 2)
     first = reader.byte() if not plain else 0
@@ -395,6 +395,6 @@ def _read_tied(reader: Reader, names: _Names, entries: list[Entry]) -> dict[str,
         alias = names.read()
         number = reader.varint()
         reader.expect(number < len(entries), f"a tensor below {len(entries)}", number, start)
-        reader.expect(alias not in tied, "every name once", alias, start)
+        reader.expect(alias not in tied, "each name once", alias, start)
         tied[alias] = entries[number].name
     return tied

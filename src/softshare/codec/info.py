@@ -1,4 +1,4 @@
-"""What a file holds, as its headers tell it."""
+"""What a file holds, by its headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor. What only decoding could tell, and names and shapes of a file without them, are None."""
+    """One stored tensor. None stands for what only decoding would tell, and for names and shapes that a file omits."""
 
     name: str | None
     kind: Literal["shared", "rest"]
@@ -37,7 +37,7 @@ class FileInfo:
 
     @property
     def overhead_bytes(self) -> int:
-        """All that is not a tensor's own section: magic, header, codebooks, checksum."""
+        """Everything outside the tensors' own sections: magic, header, codebooks, checksum."""
         return self.file_bytes - sum(t.n_bytes for t in self.tensors)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The bytes of tensors that are not shared, losslessly: all first bytes of the numbers, all second bytes, and so on.
+"""Lossless code for tensors that are not shared, by byte plane: all first bytes of the numbers, all second bytes, ...
 
-Numbers are little-endian, so the last plane of floats holds sign and exponent; it comes first, and helps to predict the
-next. A plane is zeros, one constant, coded or raw, whichever is shortest: two bits each, in the first bytes. Then come,
-from the last plane to the first, the byte of each constant plane and the bytes of each raw one; then the code of all
-others. Each byte is eight decisions, from the highest bit, by the mixed predictions of three contexts: the plane so
-far, the byte before in the plane, the byte of the same number in the plane after.
+Numbers are little-endian, so the last plane of floats holds sign and exponent. It is coded first, and helps to predict
+the next. A plane is zeros, one constant, coded or raw, whichever is shortest. Two bits for each plane say which, in the
+first bytes. Then follow, from the last plane to the first, the byte of each constant plane and the bytes of each raw
+plane, and at the end the code of all others. A byte takes eight decisions, from the highest bit. Each mixes the
+predictions of three contexts: the plane so far, the byte before it in the plane, and the byte of the same number in the
+plane after.
 
 Specified in docs/format.md 8.7.
 """
@@ -36,19 +37,19 @@ from softshare.errors import FormatError
 
 ZEROS, CONSTANT, CODED, RAW = 0, 1, 2, 3  # modes of a plane
 CONTEXTS, SLOTS = 3, 1 << 16
-INITIAL = (1 << (ESTIMATE_BITS - 1)) << COUNT_BITS  # probability 1/2, never used
+INITIAL = (1 << (ESTIMATE_BITS - 1)) << COUNT_BITS  # probability 1/2, used 0 times
 CONTEXT_WEIGHT = UNIT * 3 // 10  # of a context at the start; the plane so far starts at 1
 RATE = UNIT // 50  # at which the weights learn
-TRIAL = 1 << 12  # numbers coded to see which planes are better raw: more would double the time
+TRIAL = 1 << 12  # numbers coded first, to see which planes are better raw: all of them would double the time
 
 
 @compiled
 def _code_planes(
-    octets: Bytes,  # (n, itemsize) to encode; when decoding, coded planes are filled and the others are there already
+    octets: Bytes,  # (n, itemsize) to encode; decoding fills the coded planes and reads the others
     modes: Ints,  # (itemsize,)
     states: Ints,  # (CONTEXTS * SLOTS,)
     weights: Ints,  # (8, 1 + CONTEXTS)
-    spent: Ints,  # (itemsize,) gets the bytes that each plane took
+    spent: Ints,  # (itemsize,), filled with the bytes of each plane
     coder: Coder,
     decoding: bool,
     data: Bytes,
@@ -86,10 +87,10 @@ def _code_planes(
 
 
 def encode_planes(
-    octets: Bytes,  # (n, itemsize), of at least one number
+    octets: Bytes,  # (n, itemsize), at least one number
 ) -> bytes:
     n, itemsize = octets.shape
-    octets = np.require(octets, requirements=["C", "W"])  # as decoding has it: one function compiled
+    octets = np.require(octets, requirements=["C", "W"])  # as in decoding: numba compiles one function
     modes = np.full(itemsize, CODED, np.int64)
     modes[(octets == octets[0]).all(0)] = CONSTANT
     modes[~octets.any(0)] = ZEROS
@@ -108,7 +109,9 @@ def decode_planes(data: bytes | memoryview, n: int, itemsize: int) -> Bytes:  # 
     position = _header_bytes(itemsize)
     header = int.from_bytes(source[:position].tobytes(), "little")
     if len(source) < position or header >> (2 * itemsize):
-        raise FormatError(f"expected {position} bytes with the modes of {itemsize} planes, got {header:#x}")
+        raise FormatError(
+            f"expected the modes of {itemsize} planes in {position} bytes, got {header:#x} in {len(source[:position])}"
+        )
     modes = np.array([(header >> (2 * plane)) & 3 for plane in range(itemsize)], np.int64)
     for plane in _stored(modes):
         size = 1 if modes[plane] == CONSTANT else n
@@ -129,12 +132,12 @@ def _header_bytes(itemsize: int) -> int:
 
 
 def _stored(modes: Ints) -> list[int]:
-    """Constant and raw planes, from the last."""
+    """The constant and the raw planes, from the last to the first."""
     return [k for k in range(len(modes) - 1, -1, -1) if modes[k] in (CONSTANT, RAW)]
 
 
 def _run(octets: Bytes, modes: Ints, coder: Coder, decoding: bool, data: Bytes) -> tuple[Bytes, Coder, Ints]:
-    """`_code_planes` from the start of every table, where there is a plane for it."""
+    """`_code_planes` with new tables, if there is a coded plane."""
     spent = np.zeros(len(modes), np.int64)
     if CODED in modes:
         states, weights = np.empty(CONTEXTS * SLOTS, np.int64), np.empty((8, 1 + CONTEXTS), np.int64)

@@ -1,7 +1,7 @@
-"""The section of a tensor that is not shared: its values, by byte plane where that is smaller (docs/format.md 6).
+"""The section of a tensor that is not shared: its values, by byte plane if that is smaller (docs/format.md 6).
 
-A floating-point tensor is stored in `EncodeConfig.rest_dtype` where that is narrower than its own dtype, and decodes to
-its own: a float64 tensor under "float32" comes back as float64, rounded to float32's precision.
+A floating-point tensor is stored in `EncodeConfig.rest_dtype` if that is narrower than its own dtype. It decodes to its
+own dtype: under "float32", a float64 tensor comes back as float64, rounded to float32's precision.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Octets = npt.NDArray[np.uint8]  # (n, itemsize), the lowest byte first
 
 
 def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
-    """How it will be stored, raw."""
+    """How the tensor is stored if it is stored raw."""
     dtype = dtype_name(name, tensor.dtype)
     narrower = tensor.is_floating_point() and DTYPES[config.rest_dtype].itemsize < tensor.dtype.itemsize
     return Rest(dtype, config.rest_dtype if narrower else dtype, planes=False)
 
 
 def check(name: str, tensor: Tensor, config: EncodeConfig) -> None:
-    """Raise `ModelError` where the stored dtype cannot hold a value."""
+    """Raise `ModelError` if the stored dtype cannot hold a value."""
     _stored(name, tensor.detach().cpu(), kind(name, tensor, config))
 
 
 def encode(name: str, tensor: Tensor, config: EncodeConfig) -> tuple[Rest, bytes]:
-    """How it is stored, and the section."""
+    """How the tensor is stored, and its section."""
     from softshare.codec import planes  # loads numba
 
     raw = kind(name, tensor, config)
@@ -50,7 +50,10 @@ def _stored(name: str, tensor: Tensor, kind: Rest) -> Tensor:
     """The tensor in the dtype of its section."""
     stored = tensor.to(DTYPES[kind.stored])
     if tensor.is_floating_point() and not torch.equal(stored.isfinite(), tensor.isfinite()):
-        raise ModelError(f"tensor {name!r} holds values beyond the range of {kind.stored}, its rest_dtype")
+        raise ModelError(
+            f"tensor {name!r}: expected values within the range of {kind.stored}, its rest_dtype, got larger ones. "
+            "Choose another rest_dtype"
+        )
     return stored
 
 

@@ -1,4 +1,4 @@
-"""The section of a shared tensor: how many weights are not zero, then their code (docs/format.md 5)."""
+"""The section of a shared tensor: the number of non-zero weights, then their code (docs/format.md 5)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HALF_NORMAL = (2.0**-14, 65504.0)  # magnitudes that float16 rounds by at most 
 
 
 def coder(codec: str) -> ModuleType:
-    """The module with a codec's `encode_tensor` and `decode_tensor`; loaded on use, for one of them needs numba."""
+    """The module with a codec's `encode_tensor` and `decode_tensor`. It is imported on use, because one needs numba."""
     return import_module(f"softshare.codec.{codec}")
 
 
 def _check(t: QuantizedTensor) -> None:
-    """A QuantizedTensor's own promises: a file that breaks them could not be read back."""
+    """Raise unless a QuantizedTensor keeps its promises. A file that breaks them could not be read back."""
     n = math.prod(t.shape)
     where, book = f"shared tensor {t.name!r}", t.codebook
     if book.dtype != torch.float32 or book.dim() != 1 or len(book) == 0 or float(book[0]) != 0:
@@ -34,7 +34,7 @@ def _check(t: QuantizedTensor) -> None:
         raise ModelError(f"{where}, codebook: {problem}")
     if not t.dtype.is_floating_point:
         raise ModelError(f"{where}: expected a floating-point dtype, got {t.dtype}")
-    dtype_name(t.name, t.dtype)  # refuses what the format has no number for
+    dtype_name(t.name, t.dtype)  # raises if the format has no number for it
     dtype = index_dtype(len(book))
     if t.indices.dtype != dtype or t.indices.shape != (n,):
         got = f"{t.indices.dtype} of shape {tuple(t.indices.shape)}"
@@ -45,7 +45,7 @@ def _check(t: QuantizedTensor) -> None:
 
 
 def rounded_codebook(t: QuantizedTensor, config: EncodeConfig) -> Codebook:
-    """The tensor's codebook as the file will hold it; what is decoded has these values."""
+    """The tensor's codebook as the file holds it. Decoded tensors have these values."""
     _check(t)
     dtype = config.codebook_dtype
     if dtype == "auto":
@@ -56,16 +56,16 @@ def rounded_codebook(t: QuantizedTensor, config: EncodeConfig) -> Codebook:
     lost = ~values.isfinite() | (values == 0)
     if lost[1:].any():
         raise ModelError(
-            f"shared tensor {t.name!r}: {dtype} cannot hold {t.codebook[1:][lost[1:]][0]:g} of its codebook; "
-            "give codebook_dtype='float32'"
+            f"shared tensor {t.name!r}: expected a codebook that {dtype} can hold, got "
+            f"{t.codebook[1:][lost[1:]][0]:g}. Set codebook_dtype='float32'"
         )
     if not values[-1:].to(t.dtype).isfinite().all():  # the largest in magnitude
-        raise ModelError(f"shared tensor {t.name!r}: {t.dtype} cannot hold {values[-1]:g} of its codebook")
+        raise ModelError(f"shared tensor {t.name!r}: expected a codebook within {t.dtype}, got {values[-1]:g}")
     return Codebook(values.numpy(), dtype)
 
 
 def encode(t: QuantizedTensor, codec: str) -> bytes:
-    """No byte for a tensor of zeros."""
+    """The section, which is empty for a tensor of zeros."""
     n_nonzero = t.n_nonzero
     if n_nonzero == 0:
         return b""
@@ -74,7 +74,7 @@ def encode(t: QuantizedTensor, codec: str) -> bytes:
 
 
 def read_n_nonzero(data: bytes) -> tuple[int, int]:
-    """The number of non-zero weights from the beginning of a section, and where the code starts."""
+    """The number of non-zero weights, from the beginning of a section, and the byte where the code starts."""
     if not data:
         return 0, 0
     reader = Reader(io.BytesIO(data), len(data))

@@ -1,4 +1,4 @@
-"""What the codecs of a shared tensor agree on: a matrix of indices, in the narrowest dtype (docs/format.md 5)."""
+"""What both codecs of a shared tensor use: a matrix of indices, in the narrowest dtype (docs/format.md 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from softshare.quantization import quantized as quantize
 
 Indices = npt.NDArray[np.integer[Any]]  # of the dtype `index_dtype(n_values)`
 
-MAX_CODEBOOK_VALUES = (1 << 16) + 1  # zero included (docs/format.md 7): 16 decisions a value
+MAX_CODEBOOK_VALUES = (1 << 16) + 1  # zero included (docs/format.md 7): a value takes at most 16 decisions
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -22,5 +22,5 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def index_dtype(n_values: int) -> np.dtype[Any]:
-    """`quantize.index_dtype`, as numpy's."""
+    """`quantize.index_dtype` as a dtype of numpy."""
     return torch.empty(0, dtype=quantize.index_dtype(n_values)).numpy().dtype

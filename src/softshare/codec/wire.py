@@ -1,6 +1,6 @@
-"""The bytes of a header: variable-length integers out, and a reader that checks before it believes (docs/format.md 2).
+"""The bytes of a header: variable-length integers, and a reader that checks what it reads (docs/format.md 2).
 
-A `Reader` knows where it is: every error it raises carries the section and the byte offset.
+Every error of a `Reader` carries the section and the byte offset.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import BinaryIO, NoReturn
 
 from softshare.errors import FormatError
 
-VARINT_BITS = 63  # format.md 2: a varint is below 2^63
+VARINT_BITS = 63  # a varint is below 2^63 (docs/format.md 2)
 
 
 def varint(value: int) -> bytes:
@@ -48,7 +48,7 @@ class Reader:
             self.fail(f"expected {n} more bytes, got {self.remaining}: the file is cut short or altered")
         data = self._file.read(n)
         if len(data) < n:
-            self.fail(f"expected {n} more bytes, got {len(data)}: the file has changed while it was read")
+            self.fail(f"expected {n} more bytes, got {len(data)}: the file changed while it was read")
         self.offset += n
         return data
 

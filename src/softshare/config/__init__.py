@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass per stage of the route, the hyper-priors among them, and how they travel in files."""
+"""Settings: one frozen dataclass per stage of the route, the hyper-priors, and their form in files."""
 
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
 from softshare.config.stages import (

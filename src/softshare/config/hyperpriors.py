@@ -1,6 +1,6 @@
 """Hyper-priors on the mixture's own parameters (paper, appendix B).
 
-Each is a small frozen value with one method, `neg_log_density`, a 0-d tensor without the normalizing constant.
+Each is a small frozen value. Its method `neg_log_density` returns a 0-d tensor, without the normalizing constant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _require_positive(owner: str, **values: float) -> None:
 class Gamma:
     """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const.
 
-    With a mode, at alpha above 1, the constant is such that the density there is 1.
+    For alpha above 1 the Gamma has a mode, and the constant makes the density 1 at that mode.
     """
 
     alpha: float
@@ -36,26 +36,26 @@ class Gamma:
 
     @classmethod
     def from_std(cls, std: float, strength: float) -> Gamma:
-        """The Gamma whose mode is a standard deviation of `std`, held with `strength`.
+        """The Gamma whose mode is the precision of a standard deviation `std`.
 
-        With mode m = 1 / std^2, `strength` is m over the Gamma's own standard deviation: at 70 the precision is known
-        to about one part in 70. Mode (alpha - 1) / beta = m and variance alpha / beta^2 = (m / strength)^2 give beta as
-        the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
+        The mode is m = 1 / std^2. `strength` is m divided by the Gamma's own standard deviation: at 70, the precision
+        is known to about one part in 70. Mode (alpha - 1) / beta = m and variance alpha / beta^2 = (m / strength)^2
+        give beta as the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
         """
         _require_positive("Gamma.from_std", std=std, strength=strength)
-        mode = 1 / std / std  # not std**-2, which raises where it overflows
+        mode = 1 / std / std  # std**-2 would raise on an overflow
         _require_positive("Gamma.from_std", **{"1 / std^2": mode})
         beta = strength * (strength + math.hypot(strength, 2)) / (2 * mode)
         return cls(alpha=1 + mode * beta, beta=beta)
 
     @property
     def std(self) -> float:
-        """The standard deviation at the mode of the precision (infinite for alpha <= 1, which has no mode above 0)."""
+        """The standard deviation at the mode of the precision. It is infinite for alpha <= 1: the mode is then 0."""
         return math.sqrt(self.beta / (self.alpha - 1)) if self.alpha > 1 else math.inf
 
     @property
     def strength(self) -> float:
-        """The mode of the precision over the Gamma's own standard deviation: what `from_std` takes."""
+        """The mode of the precision divided by the Gamma's own standard deviation, as in `from_std`."""
         return (self.alpha - 1) / math.sqrt(self.alpha)
 
     def neg_log_density(
@@ -64,7 +64,8 @@ class Gamma:
     ) -> Tensor:
         if self.alpha <= 1:
             return ((self.alpha - 1) * log_var + self.beta * (-log_var).exp()).sum()
-        # Less its value at the mode, where beta * precision = alpha - 1: a strong prior's constant would swamp float32.
+        # The value at the mode, where beta * precision = alpha - 1, is subtracted: for a strong prior it is so large
+        # that float32 would lose the rest.
         off_mode = log_var - 2 * math.log(self.std)
         return (self.alpha - 1) * (off_mode + (-off_mode).expm1()).sum()
 
@@ -74,7 +75,7 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Beta:
-    """Beta(alpha, beta) on the zero component's mixing; alpha + beta is the pseudo-count."""
+    """Beta(alpha, beta) on the mixing of the zero component. The pseudo-count is alpha + beta."""
 
     alpha: float
     beta: float
@@ -84,12 +85,12 @@ class Beta:
 
     @classmethod
     def from_mode(cls, free: float, count: float) -> Beta:
-        """The Beta whose mode leaves a share of `free` to the other components, with a pseudo-count above 2."""
+        """The Beta whose mode leaves the share `free` to the other components. The pseudo-count is above 2."""
         return cls(alpha=1 + (1 - free) * (count - 2), beta=1 + free * (count - 2))
 
     @property
     def free(self) -> float:
-        """What the mode leaves to the other components."""
+        """The share that the mode leaves to the other components."""
         return (self.beta - 1) / (self.count - 2)
 
     @property
@@ -98,7 +99,7 @@ class Beta:
 
     def neg_log_density(
         self,
-        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
         log_free = log_mixing[..., 1:].logsumexp(-1)
         return (-(self.alpha - 1) * log_mixing[..., 0] - (self.beta - 1) * log_free).sum()
@@ -119,7 +120,7 @@ class Dirichlet:
 
     def neg_log_density(
         self,
-        log_mixing: Tensor,  # (..., J + 1), the zero component first; of several mixtures, the sum
+        log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
         return -(self.zero - 1) * log_mixing[..., 0].sum() - (self.free - 1) * log_mixing[..., 1:].sum()
 

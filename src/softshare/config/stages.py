@@ -1,6 +1,6 @@
-"""One frozen dataclass per stage, nested in `CompressConfig`. The command line's options come from these fields.
+"""One frozen dataclass per stage, nested in `CompressConfig`. The options of the command line come from these fields.
 
-Field names are unique across the stages, so that `--tau` needs no prefix. A field's `help` is what `--help` prints.
+Field names are unique across the stages, so `--tau` needs no prefix. `--help` prints a field's `help`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from softshare._util.schema import Versioned, require, require_types
-from softshare.config import Beta, Dirichlet, Gamma
+from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
 from softshare.errors import ConfigError
 
-WITHOUT_A_WIDTH = ("init_std", "zero_precision_prior", "free_precision_prior")  # fields that count there only
+WITHOUT_A_WIDTH = (
+    "init_std",
+    "zero_precision_prior",
+    "free_precision_prior",
+)  # no effect while width is set
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a search looks for a number: `low` to `high`, both included; evenly, or evenly in its logarithm.
+    """Where a search looks for a number: from `low` to `high`, both included, evenly or evenly in the logarithm.
 
-    Whole numbers if the ends are.
+    If both ends are whole numbers, so are the values between them.
     """
 
     low: float
@@ -30,7 +34,7 @@ class Range:
 
 
 def option(default: Any, help: str, range: Range | dict[str, Range] | None = None) -> Any:
-    """A field. What `softshare tune` may search has a range, a hyper-prior one for each of its two numbers."""
+    """A field. `softshare tune` searches it if it has a range; a hyper-prior has one for each of its two numbers."""
     return field(default=default, metadata={"help": help, "range": range})
 
 
@@ -40,7 +44,7 @@ _BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors whose state-dict name matches the shell pattern are shared (`share=True`) or kept as they are."""
+    """Whether the tensors whose state-dict name matches the shell pattern are shared or kept unchanged."""
 
     pattern: str
     share: bool
@@ -66,58 +70,66 @@ Names = Literal["keep", "none"]
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """The mixture over the weights: its components, their start, their hyper-priors and their learning rates."""
+    """The mixture over the weights: components, initial values, hyper-priors and learning rates."""
 
-    mixtures: Mixtures = option(
-        "layer", "A mixture for each 'layer', or one 'global' one over all weights (the paper)."
-    )
+    mixtures: Mixtures = option("layer", "Use one mixture for each layer, or one for all weights, as in the paper.")
     components: int = option(
-        4, "Free components of a mixture beside its zero component (paper 4.1: 16, global).", Range(2, 64, log=True)
+        4,
+        "Free components of a mixture, in addition to its zero component. The paper's one mixture has 16 (4.1).",
+        Range(2, 64, log=True),
     )
-    init: Init = option("range", "Start means evenly over the weights' range, or at equal-probability quantiles (4.2).")
+    init: Init = option(
+        "range",
+        "Initial means: evenly over the range of the weights, or at quantiles of equal probability (paper, 4.2).",
+    )
     width: float | None = option(
         0.45,
-        "Hold every component's standard deviation at this times the root mean square of its weights before retraining "
-        "('none': start at init_std and follow the precision priors, where they are set).",
+        "Fixed standard deviation of every component, as a multiple of the root mean square of its weights before "
+        "retraining. With 'none' it is learned: it starts at init_std and follows the precision priors that are set.",
         Range(0.25, 0.7, log=True),
     )
     init_std: float | None = option(
         None,
-        "Without a width: start of every standard deviation; 'none': the spacing of means evenly over the range.",
+        "Initial standard deviation of every component, if width is 'none'. With 'none' it is the distance between "
+        "means that are spread evenly over the range of the weights.",
         Range(0.02, 0.5, log=True),
     )
     zero_mixing: float = option(
-        0.999, "Mixing of the zero component: fixed, or the start if a mixing prior is set (4.1)."
+        0.999, "Mixing of the zero component (paper, 4.1). It is fixed, or the initial value if mixing_prior is set."
     )
     mixing_prior: Beta | Dirichlet | None = option(
         None,
-        "Learn the zero mixing under 'alpha=A,beta=B' (Beta) or 'zero=A,free=B' (Dirichlet on all); else it is fixed.",
+        "Hyper-prior under which the mixing is learned: 'alpha=A,beta=B' (a Beta on the zero component) or "
+        "'zero=A,free=B' (a Dirichlet on all components). With 'none' the zero mixing is fixed.",
         _BETA_RANGE,
     )
     zero_precision_prior: Gamma | None = option(
         None,
-        "Without a width: hyper-prior on the zero component's precision, 'alpha=A,beta=B', 'std=S,strength=K' or "
-        "'none'.",
+        "Gamma hyper-prior on the precision of the zero component, if width is 'none': 'alpha=A,beta=B', "
+        "'std=S,strength=K' or 'none'.",
         _GAMMA_RANGE,
     )
-    free_precision_prior: Gamma | None = option(None, "Likewise on the free components' precisions.", _GAMMA_RANGE)
-    lr_means: float = option(3e-4, "Learning rate of the means (4.1).", Range(1e-4, 3e-3, log=True))
-    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (4.1).", Range(3e-4, 1e-2, log=True))
-    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (4.1).", Range(1e-4, 3e-3, log=True))
+    free_precision_prior: Gamma | None = option(
+        None, "Gamma hyper-prior on the precisions of the free components, in the same forms.", _GAMMA_RANGE
+    )
+    lr_means: float = option(3e-4, "Learning rate of the means (paper, 4.1).", Range(1e-4, 3e-3, log=True))
+    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (paper, 4.1).", Range(3e-4, 1e-2, log=True))
+    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (paper, 4.1).", Range(1e-4, 3e-3, log=True))
     backend: Backend = option(
         "auto",
-        "What computes the prior: 'triton' (GPU), 'numba' (CPU), 'torch' (both); 'auto' takes the fastest here.",
+        "What computes the prior: 'triton' on a GPU, 'numba' on a CPU, 'torch' on both. 'auto' selects the fastest.",
     )
     method: Method = option(
         "auto",
-        "The prior at each weight 'exact', or interpolated in a 'table' of it (docs/math.md bounds the error); "
-        "'auto': by table where that is faster, if its grid resolves every component.",
+        "How the prior is computed: exactly for each weight, or by interpolation in a table (docs/math.md bounds the "
+        "error). 'auto' uses a table if that is faster and its grid resolves every component.",
     )
     sample_one_in: int = option(
-        1, "Compute the prior in each training step on one weight in so many, scaled up (appendix C: I / K)."
+        1, "Compute the prior in each training step on one weight in this many, and scale it up (paper, appendix C)."
     )
     rules: tuple[Rule, ...] = option(
-        (), "Ordered name rules 'share:PATTERN' or 'keep:PATTERN', first match wins; may be repeated."
+        (),
+        "Which tensors are shared, by name: any number of 'share:PATTERN' and 'keep:PATTERN'. The first match decides.",
     )
 
     def __post_init__(self) -> None:
@@ -131,8 +143,8 @@ class PriorConfig:
         given = [name for name in WITHOUT_A_WIDTH if getattr(self, name) is not None]
         if self.width is not None and given:
             raise ConfigError(
-                f"{', '.join(given)}: no effect while width is set, here to {self.width}. Set width to None ('none' on "
-                "the command line) to use these, or leave them at None"
+                f"{', '.join(given)}: no effect while width is set, here to {self.width}. To use these, set width to "
+                "None ('none' on the command line)"
             )
         for name in ("lr_means", "lr_log_vars", "lr_mixing"):
             require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
@@ -145,34 +157,39 @@ class RetrainConfig:
     epochs: int = option(30, "Passes over the training data.", Range(15, 60))
     tau: float = option(
         0.03,
-        "Weight of the prior against the error, in the paper's meaning (4.1); any batch size.",
+        "Weight of the prior in the loss, as the paper defines it (4.1). It does not depend on the batch size.",
         Range(1e-3, 0.2, log=True),
     )
     tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.", Range(0.0, 0.9))
     lr_weights: float = option(
-        1e-3, "Learning rate of the weights (4.1: about that of pre-training).", Range(3e-4, 3e-3, log=True)
+        1e-3,
+        "Learning rate of the weights. The paper takes about that of the pre-training (4.1).",
+        Range(3e-4, 3e-3, log=True),
     )
     optimizer: Optimizer = option(
-        "adam", "Of the network: 'adam', or 'sgd' with Nesterov momentum of 0.9. The mixture's is Adam."
+        "adam", "Optimizer of the network. 'sgd' has a Nesterov momentum of 0.9. The mixtures always use Adam."
     )
-    weight_decay: float = option(0.0, "Weight of half the sum of squares of all parameters in the loss.")
-    schedule: Schedule = option("cosine", "All learning rates stay 'constant' or fall to 0 by a 'cosine'.")
+    weight_decay: float = option(0.0, "Weight in the loss of half the sum of squares of all parameters.")
+    schedule: Schedule = option("cosine", "Whether all learning rates stay constant, or fall to 0 along a cosine.")
     hard_from: float = option(
-        0.2, "Share of the run after which the network is trained on quantized weights (1: never).", Range(0.05, 0.5)
+        0.2,
+        "Share of the run after which the network trains on quantized weights. With 1 it never does.",
+        Range(0.05, 0.5),
     )
     zeroing: float = option(
         0.3,
-        "After each epoch on quantized weights, zero those whose loss (by curvature) is less than this times what tau "
-        "asks for their bits (0: none).",
+        "After each epoch on quantized weights, set a weight to zero if it adds less to the loss (by curvature) than "
+        "this times what tau charges for its bits. With 0 no weight is zeroed.",
         Range(0.01, 10.0, log=True),
     )
     distill: float = option(
-        0.0, "Share of the loss that is the divergence from the network before compression, its teacher (0: none)."
+        0.0,
+        "Share of the loss that is the divergence from a teacher, the network before compression. 0 uses no teacher.",
     )
     seed: int = option(0, "Seed of everything random in the run.")
     capture: bool = option(
         False,
-        "Capture the training step into a CUDA graph: small networks train several times faster on a GPU. All batches "
+        "Replay training steps from a CUDA graph. Small networks then train several times faster on a GPU. All batches "
         "of one shape must take the same path through the network.",
     )
 
@@ -193,16 +210,16 @@ class RetrainConfig:
         return self.tau * (min(1.0, progress / self.tau_warmup) if self.tau_warmup else 1.0)
 
     def decay_at(self, progress: float) -> float:
-        """What all learning rates are then multiplied by."""
+        """The factor of all learning rates when this share of the run is done."""
         return 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
 
 
 @dataclass(frozen=True)
 class MergeConfig:
-    """Merging of components that have become alike."""
+    """Merging of components that have become similar."""
 
     merge_threshold: float = option(
-        0.01, "Merge components whose symmetric KL divergence is below this, in nats (4.3)."
+        0.01, "Merge components whose symmetric KL divergence is below this, in nats (paper, 4.3)."
     )
 
     def __post_init__(self) -> None:
@@ -212,10 +229,10 @@ class MergeConfig:
 
 @dataclass(frozen=True)
 class SimplifyConfig:
-    """Other weights of the same function."""
+    """Changes to the weights that keep the function of the network."""
 
     symmetries: bool = option(
-        True, "Drop hidden units without effect and put the others into the order that makes the file smallest."
+        True, "Drop hidden units that have no effect, and reorder the others to make the file as small as possible."
     )
 
     def __post_init__(self) -> None:
@@ -224,20 +241,23 @@ class SimplifyConfig:
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    """What the file is written with."""
+    """How the file is written."""
 
     codec: Codec = option(
         "adaptive",
-        "Coder of the shared weights: 'adaptive' models where the non-zeros are; 'han' is appendix A of the paper.",
+        "Coder of the shared weights. 'adaptive' learns where the non-zero weights are. 'han' is the paper's format "
+        "(appendix A).",
     )
     codebook_dtype: CodebookDtype = option(
-        "auto", "Precision of the codebook; 'auto' is float16, or float32 where a value is outside its normal range."
+        "auto",
+        "Precision of the codebook. 'auto' is float16, or float32 if a value is outside the normal range of float16.",
     )
     rest_dtype: RestDtype = option(
-        "float32", "Precision in which floating-point tensors that are not shared are stored."
+        "float32", "Precision in which the floating-point tensors that are not shared are stored."
     )
     names: Names = option(
-        "keep", "Names and shapes in the file; 'none' leaves them out, for a receiver that has the network's code."
+        "keep",
+        "Whether the file has names and shapes. 'none' leaves them out, for a receiver who has the network's code.",
     )
 
     def __post_init__(self) -> None:
@@ -246,11 +266,12 @@ class EncodeConfig:
 
 @dataclass(frozen=True)
 class CompressConfig(Versioned):
-    """The whole route, stage by stage. `CompressConfig()` is the best we know, `CompressConfig.paper()` the paper's.
+    """The settings of the whole route, stage by stage. The defaults are the best we know.
 
-    Where the defaults part from the paper: a mixture of few components for each layer, their widths held relative to
-    the layer's own weights; learning rates that a cosine brings to 0; and after a fifth of the run a hard phase, on
-    quantized weights, in which those not worth their bits are zeroed. docs/math.md says why.
+    The defaults differ from `CompressConfig.paper()`, the paper's own settings. Each layer has its own mixture of few
+    components, with widths relative to the weights of the layer. The learning rates fall to 0 along a cosine. After a
+    fifth of the run comes a hard phase on quantized weights, which zeroes those that are not worth their bits.
+    docs/math.md gives the reasons.
     """
 
     VERSION = 3
@@ -266,7 +287,7 @@ class CompressConfig(Versioned):
 
     @classmethod
     def paper(cls) -> CompressConfig:
-        """The method of section 4, with a warm-up of tau; hyper-parameters found as in 6.2 (docs/tuning.md)."""
+        """The method of the paper's section 4, with a warm-up of tau and numbers from a search (docs/tuning.md)."""
         return cls(
             prior=PriorConfig(
                 mixtures="global",
@@ -298,20 +319,21 @@ class CompressConfig(Versioned):
     def override(self, **values: Any) -> CompressConfig:
         """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`."""
         stages = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changes: dict[str, dict[str, Any]] = {stage: {} for stage in stages}  # of a stage, at once
+        changes: dict[str, dict[str, Any]] = {stage: {} for stage in stages}  # each stage is replaced once
         for name, value in values.items():
             owner = next((s for s, stage in stages.items() if name in stage.__dataclass_fields__), None)
             if owner is None:
                 known = ", ".join(n for stage in stages.values() for n in stage.__dataclass_fields__)
-                raise ConfigError(f"unknown option {name!r}; known are {known}")
+                raise ConfigError(f"unknown setting {name!r}; known are {known}")
             changes[owner][name] = value
         return CompressConfig(**{s: dataclasses.replace(stage, **changes[s]) for s, stage in stages.items()})
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings of an earlier version as those of this one; others are left alone.
+    """Recorded settings of version 2 as settings of this version. All others are returned unchanged.
 
-    Version 2 had a phase that trained codebooks and random samples of the prior. No kept result has used either.
+    Version 2 could train codebooks after quantizing, and compute the prior on random samples. No kept result uses
+    either.
     """
     if values.get("version") != 2 or not isinstance(values.get("prior"), dict):
         return values
@@ -320,5 +342,5 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     used = [] if not codebook.get("codebook_epochs") else ["codebook_epochs"]
     used += [] if schedule == "block" or values["prior"].get("sample_one_in") == 1 else ["sample_schedule"]
     if used:
-        raise ConfigError(f"{', '.join(used)}: these settings of version 2 no longer exist; leave them out")
+        raise ConfigError(f"{', '.join(used)}: these settings of version 2 no longer exist. Leave them out")
     return values

@@ -1,4 +1,4 @@
-"""Settings as text: one value, as in `--set tau=0.01`, and all of them as a TOML file with comments."""
+"""Settings as text: one value, as in `--set tau=0.01`, or all of them as a TOML file with comments."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STAGES: dict[str, Any] = {
 }
 HINTS: dict[str, Any] = {
     name: hint for kind in STAGES.values() for name, hint in typing.get_type_hints(kind).items()
-}  # of every setting: names are unique across the stages
-WIDTH = 100  # columns of a TOML file's comments
+}  # the type of every setting; names are unique across the stages
+WIDTH = 100  # columns of the comments in a TOML file
 
 
 # One value
 
 
 def parse(name: str, text: str, shown: str | None = None) -> Any:
-    """The value that a text stands for, by the setting's type. An error calls the setting by its name, or as `shown`."""
+    """Convert a text to the type of a setting. An error calls the setting `shown`, by default its name."""
     shown = shown or name
     if name not in HINTS:
         raise ConfigError(f"unknown setting {name!r}; known are {', '.join(HINTS)}")
@@ -51,7 +51,9 @@ def parse(name: str, text: str, shown: str | None = None) -> Any:
             except ValueError:
                 none = " or 'none'" if type(None) in members else ""
                 raise ConfigError(f"{shown}: expected {expected}{none}, got {text!r}") from None
-    return text  # a choice, which its stage checks
+    if text not in members:
+        raise ConfigError(f"{shown}: expected one of {', '.join(members)}, got {text!r}")
+    return text
 
 
 def parse_rule(text: str, shown: str = "rules") -> Rule:
@@ -85,12 +87,12 @@ def _parse_hyperprior(name: str, text: str, is_gamma: bool) -> Gamma | Beta | Di
 
 
 def to_toml(config: CompressConfig) -> str:
-    """Every setting with its help as a comment; `from_toml` reads it back to the same config."""
+    """Every setting, with its help as a comment. `from_toml` reads it back to the same config."""
     return "\n".join(_lines(config)) + "\n"
 
 
 def _lines(config: CompressConfig) -> Iterator[str]:
-    yield from _comment("Settings of softshare. Leave out what you do not change. Read by: softshare compress --config")
+    yield from _comment("Settings for `softshare compress --config FILE`. You can leave out what you do not change.")
     yield f"version = {config.VERSION}"
     for stage, kind in STAGES.items():
         yield from ("", *_comment(kind.__doc__.partition("\n\n")[0]), f"[{stage}]")
@@ -112,13 +114,13 @@ def _toml(value: Any) -> str:
         return '"none"'  # TOML has no null
     if isinstance(value, Gamma | Beta | Dirichlet):
         return "{ " + ", ".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(value).items()) + " }"
-    if isinstance(value, tuple):
-        return json.dumps([str(rule) for rule in value])
-    return json.dumps(value)  # numbers, texts and switches are written as in JSON
+    plain = [str(rule) for rule in value] if isinstance(value, tuple) else value
+    # TOML writes these as JSON does, except that it forbids surrogate escapes and a plain DEL.
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def from_toml(data: str, where: str) -> dict[str, Any]:
-    """The settings of a file, by name: in tables by stage, or without a table. What it leaves out is not in it."""
+    """The settings that a file gives, by name. They may stand in a table of their stage or without a table."""
     try:
         values = tomllib.loads(data)
     except tomllib.TOMLDecodeError as problem:
@@ -128,13 +130,15 @@ def from_toml(data: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected version {CompressConfig.VERSION} of the settings, got {version!r}")
     found: dict[str, Any] = {}
     for name, value in values.items():
-        table = value if name in STAGES and isinstance(value, Mapping) else {name: value}
+        if name in STAGES and not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected a table [{name}], got {value!r}")
+        table = value if name in STAGES else {name: value}
         for key, own in table.items():
             if name in STAGES and key not in typing.get_type_hints(STAGES[name]):
                 known = ", ".join(typing.get_type_hints(STAGES[name]))
                 raise ConfigError(f"{where}: [{name}] has no setting {key!r}; known are {known}")
             if key in found:
-                raise ConfigError(f"{where}: {key} is given twice; leave one in")
+                raise ConfigError(f"{where}: {key} is given twice. Remove one of the two")
             try:
                 found[key] = _from_toml(key, own)
             except ConfigError as problem:
@@ -147,6 +151,4 @@ def _from_toml(name: str, value: Any) -> Any:
         return parse(name, value)
     if name == "rules" and isinstance(value, list) and all(isinstance(rule, str) for rule in value):
         return tuple(parse_rule(rule) for rule in value)
-    if isinstance(value, Mapping):
-        return from_plain(HINTS[name], value, name)
-    return value  # which its stage checks
+    return from_plain(HINTS[name], value, name)

@@ -1,1 +1,1 @@
-"""Compression of a checkpoint alone: mixtures fitted to its weights, nothing trained."""
+"""Compress a checkpoint without data: mixtures are fitted to its weights, and nothing is trained."""

@@ -1,6 +1,6 @@
-"""Compression without a task or data: a mixture fitted to each tensor's weights alone, and no weight trained.
+"""Compress a checkpoint without a task or data: fit a mixture to each tensor's weights, and train nothing.
 
-The user says how many bits a weight may take in the file, or which error on the weights is allowed: 5% by default.
+The user gives the bits per weight of the file, or the error that is allowed on the weights (default: 5%).
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from softshare.network.checkpoint import Checkpoint, open_checkpoint
 from softshare.prior.mixture import Mixture
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
-WIDTHS = (2.0**-11, 4.0)  # of components, in root mean squares of their weights: the search is between these
-ERROR = 0.05  # of a tensor, where the user asks for nothing else: on normal weights about 4.6 bits of each
-LEAST_ERROR = 0.001  # of a tensor: twice that of the narrowest components, for the codebook is rounded too
-HALVINGS = 16  # of that interval, on a logarithmic scale
-MOST_TRIES = 8  # at a file of so many bits, or a tensor of such an error
-NEAR = 0.98  # of the bits wanted: good enough, for coding takes the longest
-SAFE = 0.997  # of the bits wanted: aimed at, as a file may exceed its entropy by a little
+WIDTHS = (2.0**-11, 4.0)  # range of the search for a width, in root mean squares of a tensor's weights
+ERROR = 0.05  # default error of a tensor: about 4.6 bits per weight if weights are normal
+LEAST_ERROR = 0.001  # twice the error of the narrowest components, because the codebook is rounded too
+HALVINGS = 16  # of the range of widths, on a logarithmic scale
+MOST_TRIES = 8  # attempts to meet the bits or the error
+NEAR = 0.98  # share of the wanted bits that is good enough, because coding takes the longest
+SAFE = 0.997  # share of the wanted bits to aim at, because a file may exceed its entropy a little
 _CHUNK = 1 << 16  # weights at a time
 _DEFAULTS = EncodeConfig()
 
 
 @dataclass(frozen=True, eq=False)
 class FittedWeights:
-    """A checkpoint as a file, with what led there."""
+    """A quantized checkpoint and its file, with the mixtures and errors of its tensors."""
 
     quantized: QuantizedWeights
-    mixtures: Mapping[str, Mixture] = field(repr=False)  # of each shared tensor that is not all zeros
-    errors: Mapping[str, float]  # of each shared tensor: the root mean square of its error over that of its weights
+    mixtures: Mapping[str, Mixture] = field(repr=False)  # one for each shared tensor that is not all zeros
+    errors: Mapping[str, float]  # of each shared tensor: root mean square of the error over that of the weights
     data: bytes = field(repr=False)  # the file
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the whole file, by all numbers that it holds."""
+        """The bits of the whole file over the number of values in it."""
         n = self.quantized.n_shared + sum(t.numel() for t in self.quantized.rest.values())
         return 8 * len(self.data) / n
 
@@ -57,34 +57,38 @@ class FittedWeights:
 def compress_weights(
     source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
     *,
-    bits: float | None = None,  # per weight, of the whole file: met from below
-    weight_error: float | None = None,  # of each shared tensor, relative to its weights' root mean square: likewise
+    bits: float | None = None,  # per weight, at most, over the whole file
+    weight_error: float | None = None,  # at most, of each shared tensor, relative to its weights' root mean square
     rules: Sequence[Rule] = (),
     config: EncodeConfig = _DEFAULTS,
 ) -> FittedWeights:
-    """Quantize a checkpoint by mixtures fitted to its weights alone. Give `bits`, or a `weight_error`: by default 0.05.
+    """Quantize a checkpoint by mixtures fitted to its weights alone. Give `bits` or `weight_error` (default: 0.05).
 
-    Shared are floating-point tensors of at least two dimensions, unless a rule says otherwise; the first that matches
-    decides. A file is read tensor by tensor and never held whole.
+    Floating-point tensors of at least two dimensions are shared, unless a rule says otherwise. The first rule that
+    matches decides. A file is read tensor by tensor and is never in memory as a whole.
     """
     if bits is not None and weight_error is not None:
-        raise ConfigError("without data: expected bits a weight or an error on the weights, got both")
+        raise ConfigError("expected bits or weight_error, got both; give one of them")
     if bits is not None and not 0 < bits < math.inf:
         raise ConfigError(f"bits: expected a number above 0, got {bits}")
     if weight_error is not None and not LEAST_ERROR <= weight_error < 1:
         raise ConfigError(f"weight_error: expected a number from {LEAST_ERROR} to below 1, got {weight_error}")
     if config.names == "none":
-        raise ConfigError("names='none': a checkpoint does not say in which order the network has its tensors")
+        raise ConfigError(
+            "names='none': a checkpoint does not give the order of the network's tensors; use names='keep'"
+        )
     checkpoint = open_checkpoint(source, rules)
     if not checkpoint.shared:
         kept = ", ".join(checkpoint.rest) or "none at all"
-        raise ModelError(f"the checkpoint has no tensor to share; its tensors, all kept as they are: {kept}")
+        raise ModelError(
+            f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
+        )
     work = _Work(checkpoint, config)
     return work.by_bits(bits) if bits is not None else work.by_error(ERROR if weight_error is None else weight_error)
 
 
 class _Work:
-    """A checkpoint, its shared tensors as cells, its rest as it is."""
+    """A checkpoint: its shared tensors as cells, and copies of the others."""
 
     def __init__(self, checkpoint: Checkpoint, config: EncodeConfig) -> None:
         self.checkpoint, self.config = checkpoint, config
@@ -95,12 +99,12 @@ class _Work:
         tensor = self.checkpoint[name]
         bad = sum(int((~part.float().isfinite()).sum()) for part in tensor.reshape(-1).split(_CHUNK))
         if bad:
-            problem = f"{bad} of {tensor.numel()} weights are NaN, infinite or beyond float32"
-            raise ModelError(f"tensor {name}: {problem}; the rule keep:{name} leaves it as it is")
+            problem = f"expected finite weights, but {bad} of {tensor.numel()} are NaN, infinite or beyond float32"
+            raise ModelError(f"tensor {name}: {problem}; to store it unchanged, give the rule keep:{name}")
         return cells_of(tensor)
 
     def by_error(self, wanted: float) -> FittedWeights:
-        """Every tensor with the widest components that its error allows."""
+        """Give every tensor the widest components that its error allows."""
         found = {name: self._by_error(name, wanted) for name in self.cells}
         return self._encoded({name: f for name, (f, _) in found.items()}, [t for _, t in found.values()])
 
@@ -113,26 +117,26 @@ class _Work:
             error = self._error(tensor)
             if error <= wanted:
                 return fitted, tensor
-            aim *= SAFE * wanted / error  # what rounding adds, of the codebook or in the tensor's own dtype
+            aim *= SAFE * wanted / error  # make room for rounding: of the codebook, and to the tensor's dtype
         raise ConfigError(
-            f"weight_error: tensor {name} has an error of {error:.2g}, more than {wanted}, as its values are rounded "
-            f"in the file; allow more, give codebook_dtype='float32', or leave it as it is by the rule keep:{name}"
+            f"weight_error: tensor {name} has an error of {error:.2g}, more than {wanted}, because the file rounds its "
+            f"values; allow more, give codebook_dtype='float32', or store it unchanged by the rule keep:{name}"
         )
 
     def by_bits(self, wanted: float) -> FittedWeights:
-        """All tensors with components of the same width, relative to their weights: the narrowest there is room for."""
+        """Give all tensors components of one width, relative to their weights: the narrowest that the bits allow."""
         n = sum(cells.n for cells in self.cells.values()) + sum(t.numel() for t in self.rest.values())
         room = wanted * n / 8  # bytes
         fixed = len(self._bytes([self._zeros(name) for name in self.cells]))  # names, shapes and the rest
         if fixed > room:
             raise ConfigError(
-                f"bits: names and the tensors kept as they are take {8 * fixed / n:.3g} bits a weight by themselves, "
-                f"more than {wanted}; allow more, give rest_dtype='float16', or share more by rules"
+                f"bits: names and unshared tensors take {8 * fixed / n:.3g} bits a weight by themselves, more than "
+                f"{wanted}; allow more, give rest_dtype='float16', or share more tensors by rules"
             )
         aim, last, best = SAFE * (room - fixed), 0.0, None
         for _ in range(MOST_TRIES):
             _, width = _border(lambda width: -sum(fit(c, width).bits for c in self.cells.values()), -8 * aim)
-            if width == last:  # no narrower one is of use
+            if width == last:  # the next file would be the same
                 break
             fits = {name: fit(cells, width) for name, cells in self.cells.items()}
             found = self._encoded(fits, [quantized(name, self.checkpoint[name], f) for name, f in fits.items()])
@@ -143,7 +147,7 @@ class _Work:
                 break
             aim *= SAFE * (room - fixed) / max(1, size - fixed)
         if best is None:
-            raise ConfigError(f"bits: no file was found of at most {wanted} bits a weight; allow more")
+            raise ConfigError(f"bits: found no file of at most {wanted} bits a weight; allow more")
         return best
 
     def _zeros(self, name: str) -> QuantizedTensor:
@@ -164,7 +168,7 @@ class _Work:
         return encode(self._weights(tensors), self.config)
 
     def _error(self, tensor: QuantizedTensor) -> float:
-        """Of the weights as the file decodes to them."""
+        """The relative error of the weights that the file decodes to."""
         values = torch.from_numpy(rounded_codebook(tensor, self.config).values).to(tensor.dtype).double()
         square = 0.0
         weights = self.checkpoint[tensor.name].reshape(-1)
@@ -175,7 +179,7 @@ class _Work:
 
 
 def _border(rising: Callable[[float], float], limit: float) -> tuple[float, float]:
-    """Two widths close to each other: the function is at most `limit` at the first, above it at the second, if ever."""
+    """Two widths close together: the function is at most `limit` at the first and above it at the second, if ever."""
     below, above = WIDTHS
     for _ in range(HALVINGS):
         middle = math.sqrt(below * above)

@@ -1,9 +1,9 @@
-"""A mixture fitted to the weights of one tensor alone, all of its components held at one width.
+"""Fit a mixture to the weights of one tensor, with all components held at one width.
 
-Then the negative log-joint of a weight and a component is, but for a constant, (w - mean)^2 / (2 width^2) - log mixing:
-distortion plus rate. EM by the most responsible component minimizes their sum, and the width sets their exchange
-rate (docs/math.md, "Without data"). The weights enter as sums over narrow cells, so that a step of EM costs as much
-for a hundred million of them as for a thousand.
+Up to a constant, the negative log-joint of a weight and a component is then (w - mean)^2 / (2 width^2) - log mixing:
+distortion plus rate. EM by the most responsible component minimizes their sum. The width sets their exchange rate
+(docs/math.md, "Without data"). The weights enter as sums over narrow cells, so a step of EM costs the same for a
+hundred million weights as for a thousand.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from softshare.quantization.quantized import QuantizedTensor, index_dtype
 
 Floats = npt.NDArray[np.float64]
 
-RESOLUTION = 1 << 10  # cells in a root mean square of the weights
-REACH = 1 << 5  # root mean squares: a weight beyond, of which there are few, is a cell of its own
-SPACING = math.sqrt(12)  # of the first means, in widths: the best for many narrow components
-VALUE_BITS = 16  # that a value of the codebook takes in the file
+RESOLUTION = 1 << 10  # cells per root mean square of the weights
+REACH = 1 << 5  # in root mean squares; each of the few weights beyond has its own cell
+SPACING = math.sqrt(12)  # of the initial means, in widths: optimal for many narrow components
+VALUE_BITS = 16  # of a value of the codebook in the file
 MOST_STEPS = 100  # of EM
-TOLERANCE = 1e-6  # nats a weight that a step must gain
+TOLERANCE = 1e-6  # nats per weight that a step must gain
 _CHUNK = 1 << 16  # weights at a time
 
 
@@ -35,7 +35,7 @@ _CHUNK = 1 << 16  # weights at a time
 class Cells:
     """A tensor's weights, in units of their root mean square, summed over cells from the smallest to the largest."""
 
-    rms: float  # 0: no weight is other than 0
+    rms: float  # 0 if all weights are 0
     centre: Floats  # (B,) the mean of each cell's weights
     sums: Floats  # (3, B + 1) number, sum and sum of squares of the weights before each cell
 
@@ -46,17 +46,17 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fitted mixture without zero-weight components, its means rising, and what quantizing by it costs."""
+    """A fitted mixture and the cost of quantizing by it. Means rise, and every component has weights."""
 
     rms: float
     width: float  # of all components, in units of `rms`
-    mean: Floats = field(repr=False)  # (K,) in units of `rms`; exactly 0: the zero component
+    mean: Floats = field(repr=False)  # (K,) in units of `rms`; the zero component's is exactly 0
     mixing: Floats = field(repr=False)  # (K,)
     error: float  # root mean square of the quantization error, in units of `rms`
-    bits: float  # order-0 entropy of all indices, and the codebook
+    bits: float  # order-0 entropy of all indices, plus the codebook
 
     def mixture(self) -> Mixture:
-        """With the zero component first, even where no weight is nearest to it."""
+        """The mixture with the zero component first, even if no weight belongs to it."""
         free = self.mean != 0
         mean = np.concatenate([[0.0], self.mean[free]]) * self.rms
         mixing = np.concatenate([[self.mixing[~free].sum()], self.mixing[free]])
@@ -92,10 +92,10 @@ def fit(
     cells: Cells,
     width: float,  # in units of the root mean square
 ) -> Fit:
-    """EM from an even grid that holds 0, until it gains nothing; then without the values that are not worth their bits.
+    """Run EM from an even grid that contains 0 until it gains nothing, drop values not worth their bits, and repeat.
 
-    A step gives each cell to its most responsible component (E), then each component the mean and the share of its
-    cells (M), at which the gradient of the objective is zero. The zero component's mean stays 0.
+    The E step gives each cell to its most responsible component. The M step gives each component the mean and the
+    share of its cells, where the gradient of the objective is zero. The zero component's mean stays 0.
     """
     if cells.rms == 0:
         return Fit(0.0, width, np.zeros(1), np.ones(1), 0.0, 0.0)
@@ -133,12 +133,12 @@ def _regions(
     mean: Floats,  # (K,) rising
     price: Floats,  # (K,) -log mixing
     width: float,
-    alive: npt.NDArray[np.int64],  # components that take part, rising
+    alive: npt.NDArray[np.int64],  # the components in use, rising
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """The components that are the most responsible somewhere, and the borders between them.
 
-    Between two components the log-joint differs by a straight line. One that two neighbours overrule on both sides of
-    it is overruled everywhere.
+    The log-joints of two components differ by a straight line. A component that its two neighbours overrule on both
+    sides is therefore overruled everywhere.
     """
     while True:
         m, p = mean[alive], price[alive]
@@ -152,7 +152,7 @@ def _regions(
 def _not_worth_it(
     zero: npt.NDArray[np.bool_], mean: Floats, price: Floats, sums: tuple[Floats, Floats, Floats], width: float
 ) -> npt.NDArray[np.bool_]:  # (K,)
-    """Values that cost more bits in the codebook than moving all of their weights to a neighbour would."""
+    """Values whose bits in the codebook cost more than moving all of their weights to a neighbour."""
     count, total, square = sums
 
     def cost(mean: Floats, price: Floats) -> Floats:
@@ -164,12 +164,12 @@ def _not_worth_it(
         neighbours[0 if step == 1 else -1] = math.inf
         moved = np.minimum(moved, neighbours)
     lost = np.where(zero, math.inf, moved - cost(mean, price))
-    beside = np.concatenate([[math.inf], lost, [math.inf]])  # of two neighbours, the cheaper one goes
+    beside = np.concatenate([[math.inf], lost, [math.inf]])  # of two neighbours, drop the cheaper one
     return (lost < VALUE_BITS * math.log(2)) & (lost < beside[:-2]) & (lost <= beside[2:])
 
 
 def quantized(name: str, weights: Tensor, fitted: Fit) -> QuantizedTensor:
-    """Every weight at its most responsible component, by the borders between them."""
+    """Assign every weight to its most responsible component, by the borders between components."""
     alive, borders = _regions(fitted.mean, -np.log(fitted.mixing), fitted.width, np.arange(len(fitted.mean)))
     means = torch.from_numpy(fitted.mean[alive] * fitted.rms).float()
     codebook, index_of = order_values(means)

@@ -1,1 +1,1 @@
-"""Callbacks for trainers of other libraries: `lightning` and `huggingface`, each imported where it is wanted."""
+"""Callbacks for the trainers of other libraries, `lightning` and `huggingface`. Import the one you need."""

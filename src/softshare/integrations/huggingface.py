@@ -29,11 +29,11 @@ STATE = "softshare.pt"  # in a checkpoint's folder
 
 
 class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
-    """Trains the model under the prior, writes `path` at the end, and leaves the model as the file decodes to.
+    """Trains the model under the prior, writes `path` at the end, and loads the file back into the model.
 
-    `n_examples` is how many examples the mean of the loss is over, in one epoch; by default the length of the dataset.
-    For a language model, whose loss is a mean over tokens, give the number of tokens. Evaluation in the hard phase is
-    that of the quantized network. After `train`, `compressed` is what was written.
+    `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
+    For a language model, whose loss is a mean over tokens, give the number of tokens. In the hard phase, evaluation
+    uses the quantized network. After `train`, `compressed` holds what was written.
     """
 
     compressed: Compressed | None = None
@@ -47,7 +47,7 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def prior(self) -> MixturePrior | None:
-        """While training, to look at."""
+        """The prior during training; None at other times."""
         return self._sharing.prior if self._sharing else None
 
     def on_train_begin(
@@ -61,7 +61,7 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: Any,
         **others: Any,
     ) -> None:
-        self._let_go_()  # of a run that an error has ended
+        self._let_go_()  # of an earlier run that ended with an error
         _check_supported(args, state)
         self._sharing = sharing = Sharing(
             model,
@@ -78,8 +78,8 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
                 sharing.end_epoch_(state.global_step)
 
         def before(module: nn.Module, inputs: Any) -> None:
-            if not module.training:  # an evaluation, of which no callback sees the start
-                sharing.quantize_(state.global_step - 1)  # as the last step was
+            if not module.training:  # evaluation: no callback is told that it starts
+                sharing.quantize_(state.global_step - 1)  # as in the last step
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if not module.training:
@@ -134,9 +134,9 @@ def _load_(sharing: Sharing, file: Path) -> None:
         sharing.load_state_dict(torch.load(data, map_location="cpu", weights_only=True))
     else:
         warnings.warn(
-            f"there is no {file}: the mixture starts anew, from the checkpoint's weights, and tau is warmed up over "
-            "the steps that are left. If the checkpoint is in another folder, give that as "
-            "TrainingArguments(resume_from_checkpoint=...), too, for the Trainer does not tell a callback",
+            f"there is no {file}: the mixture starts again from the checkpoint's weights, and tau warms up over the "
+            "remaining steps. If the checkpoint is in another folder, also give that folder as "
+            "TrainingArguments(resume_from_checkpoint=...), because the Trainer does not pass it to callbacks",
             stacklevel=2,
         )
 
@@ -147,10 +147,14 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 
 def _check_supported(args: TrainingArguments, state: TrainerState) -> None:
     if args.parallel_mode.value != "not_parallel" or args.deepspeed or args.fsdp:
-        raise ConfigError("the callback trains on one device: not on several, nor by DeepSpeed or FSDP")
+        raise ConfigError(
+            "expected training on one device, got several, DeepSpeed or FSDP; the callback supports one device only"
+        )
     if args.fp16:
-        raise ConfigError("fp16: its gradients are scaled, and the prior's are not; take bf16, or float32")
+        raise ConfigError("fp16: it scales the gradients of the task, but not those of the prior; use bf16 or float32")
     if args.load_best_model_at_end:
-        raise ConfigError("load_best_model_at_end: the mixture would be that of another step; leave it at False")
+        raise ConfigError(
+            "load_best_model_at_end: the mixture would belong to another step than the model; set it to False"
+        )
     if state.is_hyper_param_search:
         raise ConfigError("hyperparameter_search: all trials would write the same file; use softshare tune")

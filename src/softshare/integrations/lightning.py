@@ -19,7 +19,7 @@ from softshare.prior.prior import MixturePrior
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
-    # Lightning comes under two names, and neither takes the other's classes: that which is in use, or is there.
+    # Lightning has two package names, and neither accepts the other's classes. Prefer the imported one.
     names = ["pytorch_lightning", "lightning.pytorch"]
     names.sort(key=lambda name: name not in sys.modules)
     found = [name for name in names if find_spec(name.partition(".")[0])]
@@ -27,14 +27,14 @@ else:
         raise NotAvailableError("the Lightning callback needs Lightning: pip install 'softshare[lightning]'")
     Callback = import_module(found[0]).Callback
 
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")  # those without a gradient scaler
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")  # without a gradient scaler
 
 
 class SoftShareCallback(Callback):  # type: ignore[misc]
-    """Trains the module under the prior, writes `path` at the end, and leaves the module as the file decodes to.
+    """Trains the module under the prior, writes `path` at the end, and loads the file back into the module.
 
-    `n_examples` is how many examples the mean of the loss is over, in one epoch; by default the length of the dataset.
-    Validation in the hard phase is that of the quantized network. After `fit`, `compressed` is what was written.
+    `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
+    In the hard phase, validation uses the quantized network. After `fit`, `compressed` holds what was written.
     """
 
     compressed: Compressed | None = None
@@ -48,7 +48,7 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
 
     @property
     def prior(self) -> MixturePrior | None:
-        """While training, to look at."""
+        """The prior during training; None at other times."""
         return self._sharing.prior if self._sharing else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +82,7 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._sharing:
-            self._sharing.quantize_(trainer.global_step - 1)  # as the last step was
+            self._sharing.quantize_(trainer.global_step - 1)  # as in the last step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._sharing:
@@ -97,7 +97,7 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
             self._sharing.restore_()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._sharing:  # not at the end of training, when others may still save a checkpoint to go on from
+        if self._sharing:  # not in on_train_end: other callbacks may then still save a checkpoint to resume from
             self.compressed = self._sharing.finish_(self.path)
             self._sharing = None
 
@@ -111,14 +111,18 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
 def _check_supported(trainer: Trainer, module: LightningModule) -> None:
     strategy = type(trainer.strategy).__name__
     if strategy != "SingleDeviceStrategy":
-        raise ConfigError(f"strategy: the callback trains on one device, by SingleDeviceStrategy, not by {strategy}")
+        raise ConfigError(f"strategy: expected SingleDeviceStrategy, got {strategy}; the callback trains on one device")
     if trainer.precision not in PRECISIONS:
         raise ConfigError(
             f"precision: expected one without a gradient scaler ({', '.join(PRECISIONS)}), got {trainer.precision}"
         )
     if not module.automatic_optimization:
-        raise ConfigError("automatic_optimization is False: where you take the steps, take softshare.MixturePrior")
+        raise ConfigError(
+            "automatic_optimization: expected True, got False; in your own loop, use softshare.MixturePrior"
+        )
     if isinstance(trainer.optimizers[0], torch.optim.LBFGS):
-        raise ConfigError("LBFGS takes several gradients in a step, which no callback sees; take another optimizer")
+        raise ConfigError("LBFGS computes several gradients per step, which no callback sees; use another optimizer")
     if trainer.estimated_stepping_batches == float("inf"):
-        raise ConfigError("a run without an end: give the Trainer max_epochs or max_steps, over which tau is warmed up")
+        raise ConfigError(
+            "expected a run with an end, over which tau warms up; give the Trainer max_epochs or max_steps"
+        )

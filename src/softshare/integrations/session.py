@@ -1,4 +1,4 @@
-"""What a trainer of another library calls in its own loop, so that it trains under the prior and ends with a file."""
+"""The calls that another library's training loop makes to train under the prior and to end with a file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from softshare.train.zeroing import Curvature, Zeroing, bit_price
 
 
 def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> CompressConfig:
-    """The config, if a callback can do what it says and write there."""
+    """The config, once it is checked that a callback supports it and that the folder of `path` exists."""
     config = config or CompressConfig()
     given = [name for name in ("distill", "capture") if getattr(config.retrain, name)]
     if given:
-        raise ConfigError(f"{', '.join(given)}: softshare.compress does this, a callback does not; leave it out here")
+        raise ConfigError(
+            f"{', '.join(given)}: a callback does not support this; leave it out, or use softshare.compress"
+        )
     if not Path(path).parent.is_dir():
-        raise ConfigError(f"cannot write {os.fspath(path)}: there is no folder {Path(path).parent}")
+        raise ConfigError(f"cannot write {os.fspath(path)}: there is no folder {Path(path).parent}; create it")
     return config
 
 
 class Sharing:
-    """A training run under the prior, of which another library has the loop, the loss and the network's optimizer.
+    """A training run under the prior. Another library owns the loop, the loss and the network's optimizer.
 
-    Steps are those of that optimizer, counted from 0. The mixture is trained by an Adam of its own, at the learning
-    rates of `config.prior`. Of `config.retrain` only tau, its warm-up, the schedule, the hard phase and zeroing count.
+    Steps are those of that optimizer, counted from 0. The mixture has its own Adam, with the learning rates of
+    `config.prior`. Only tau, its warm-up, the schedule, the hard phase and zeroing of `config.retrain` have an effect.
     """
 
     def __init__(
@@ -48,16 +50,16 @@ class Sharing:
         optimizer: torch.optim.Optimizer,  # of the network
         batches: Iterable[Any],  # of one epoch
         accumulated: int,  # batches in a step
-        n_examples: int | None,  # in an epoch; None: what the batches are made from
+        n_examples: int | None,  # in an epoch; None: the length of the batches' dataset
     ) -> None:
         self.model, self.config, self.steps = model, config, steps
         self.n_examples = _examples_in(batches) if n_examples is None else n_examples
         n_batches = length_of(batches)
-        self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: as will be counted
-        self._most_steps = self._steps_since_end = 0  # in an epoch so far, and since the last one has ended
+        self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: it will be counted
+        self._most_steps = self._steps_since_end = 0  # in the longest epoch so far, and since the last epoch ended
         self.prior = MixturePrior(model, config.prior)
         _check_trained(self.prior, optimizer)
-        check(self.compressed().quantized, config.encode)  # no file may be able to hold it
+        check(self.compressed().quantized, config.encode)  # if no file can hold the network, say so before training
         self._optimizer = torch.optim.Adam(self.prior.param_groups())
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         wanted = config.retrain.zeroing and config.retrain.hard_from < 1
@@ -72,19 +74,19 @@ class Sharing:
         return self._progress(step) >= self.config.retrain.hard_from
 
     def quantize_(self, step: int) -> None:
-        """If this step is one of the hard phase: from here to `restore_` the network is the quantized one."""
+        """In the hard phase, give the network its quantized weights until `restore_`."""
         self.restore_()
         if self._is_hard(step):
             self._assigned = self._quantized.enter_context(quantized(self.prior))
 
     def restore_(self) -> None:
-        """The weights behind the quantized ones again, for the optimizer and for checkpoints."""
+        """Give the network its unquantized weights back, for the optimizer and for checkpoints."""
         self._quantized.close()
 
     def step_(self, step: int) -> None:
-        """Just before the network's optimizer: add the prior's gradients to those of the task, and train the mixture.
+        """Add the prior's gradients to those of the task, and train the mixture. The network's optimizer comes next.
 
-        What the weights have as gradients must be those of a mean loss, over all batches of the step.
+        The gradients of the weights must be those of a mean loss over all batches of the step.
         """
         self.restore_()
         self._optimizer.zero_grad()
@@ -100,11 +102,11 @@ class Sharing:
 
     @property
     def is_at_an_end(self) -> bool:
-        """Whether all steps of an epoch are taken and `end_epoch_` was not called yet."""
+        """Whether all steps of an epoch are done and `end_epoch_` was not called yet."""
         return self._steps_since_end == self._steps_per_epoch
 
     def end_epoch_(self, steps_done: int) -> None:
-        """As the route ends an epoch: weights that are not worth their bits become 0."""
+        """End an epoch as the route does: weights that are not worth their bits become 0."""
         self.restore_()
         last = steps_done - 1
         self._most_steps, self._steps_since_end = max(self._most_steps, self._steps_since_end), 0
@@ -120,15 +122,15 @@ class Sharing:
     def finish_(self, path: str | os.PathLike[str]) -> Compressed:
         """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
         self.restore_()
-        self.prior.to(self.prior.view.tensors[0].device)  # Lightning moves the network away from a GPU
-        self.prior.current_view().check()  # a loss that became NaN has left no weights to write
+        self.prior.to(self.prior.view.tensors[0].device)  # Lightning has moved the network off the GPU
+        self.prior.current_view().check()  # after a NaN loss there are no weights to write
         compressed = simplified(self.model, self.compressed(), self.config)
         compressed.save(path)
         load_into_(self.model, path)
         return compressed
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint needs beside the network, in tensors and plain values."""
+        """What a checkpoint needs beside the network, in tensors and plain values."""
         return {
             "start": self.steps.start,
             "most_steps": self._most_steps,
@@ -143,14 +145,14 @@ class Sharing:
         self._most_steps, self._steps_since_end = state["most_steps"], state["steps_since_end"]
         self.prior.load_state_dict(state["prior"])
         self._optimizer.load_state_dict(state["optimizer"])
-        if self._curvature and state["curvature"]:  # zeroing may be new
+        if self._curvature and state["curvature"]:  # the checkpoint may come from a run without zeroing
             self._curvature.load_state_dict(state["curvature"])
 
 
 def _examples_in(batches: Any) -> int:
     n_examples = length_of(getattr(batches, "dataset", None))  # type: ignore[arg-type]
     if n_examples is None:
-        raise ConfigError("n_examples: the training data do not say how many they are; give it to the callback")
+        raise ConfigError("n_examples: the training data have no length; give the number to the callback")
     return n_examples
 
 
@@ -159,6 +161,6 @@ def _check_trained(prior: MixturePrior, optimizer: torch.optim.Optimizer) -> Non
     left = [s.name for s in prior.view.shared if s.tensor.requires_grad and id(s.tensor) not in trained]
     if left:
         raise ConfigError(
-            f"{', '.join(left)}: to be shared, but the optimizer does not train them; freeze them by "
-            "requires_grad_(False), or keep them by a rule such as softshare.Rule('encoder.*', share=False)"
+            f"{', '.join(left)}: the optimizer does not train these shared tensors; freeze them "
+            "by requires_grad_(False), or keep them by a rule such as softshare.Rule('encoder.*', share=False)"
         )

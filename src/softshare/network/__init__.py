@@ -1,1 +1,1 @@
-"""The network: which of its tensors are shared, how its units are connected, and checkpoints of it."""
+"""The network: which tensors are shared, how units are connected, batch norm, and checkpoints."""

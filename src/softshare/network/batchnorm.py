@@ -1,4 +1,4 @@
-"""Batch-norm statistics of a network whose weights have changed."""
+"""Batch-norm statistics for a network whose weights have changed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from softshare.errors import ConfigError, ModelError
 def reestimate_batch_norm_(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], object]
 ) -> None:
-    """Replace running means and variances by averages over the batches; `forward` runs the model, as a loss does.
+    """Replace running means and variances by averages over the batches. `forward` runs the model on a batch.
 
-    Nothing else changes: all other modules run as in evaluation. After an error the statistics are as they were.
+    Nothing else changes: all other modules run in evaluation mode. After an error, the earlier statistics are restored.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
-        raise ModelError("the network has no batch norm that keeps statistics: there is nothing to re-estimate")
+        raise ModelError("expected a network with batch norm, but this one has no batch norm that keeps statistics")
     modes, momenta, n_batches = [(m, m.training) for m in model.modules()], [m.momentum for m in norms], 0
     kept = [{name: t.clone() for name, t in m.named_buffers(recurse=False)} for m in norms]
     try:

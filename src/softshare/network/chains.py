@@ -1,4 +1,4 @@
-"""Pairs of layers whose hidden units can be told apart: where one layer feeds the next, unit by unit."""
+"""Links between layers: where one layer feeds the next, unit by unit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from softshare.network.weights import layout
 
-# What may lie between two layers. "unit" acts on each value by itself; "pool" keeps a constant, "scale" only a constant
-# of 0; both act on each channel by itself. "flatten" lays channels one after the other.
+# What may lie between two layers. "unit" acts on each value separately. "pool" and "scale" act on each channel
+# separately: "pool" keeps any constant, "scale" only the constant 0. "flatten" puts the channels one after another.
 Kind = Literal["unit", "pool", "scale", "flatten"]
 
 _UNIT_MODULES = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.Identity, nn.Dropout)
@@ -34,7 +34,7 @@ _METHODS: dict[Any, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One thing that happens between two layers."""
+    """One operation between two layers."""
 
     kind: Kind
     apply: Callable[[Tensor], Tensor]
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """Layer `source` feeds layer `target` and nothing else. Both are modules' names; neither is tied or used twice."""
+    """Layer `source` feeds only layer `target`. Both are names of modules. Neither is tied or used twice."""
 
     source: str
     target: str
@@ -54,28 +54,28 @@ class Link:
         self,
         values: Tensor,  # (K,)
     ) -> Tensor:  # (K,) bool
-        """Whether a unit of this constant output reaches the target as exactly 0, everywhere."""
+        """Whether a unit with this constant output reaches the target as exactly 0, everywhere."""
         values = values.clone()  # a step may act in place
         for step in self.steps:
             if step.kind == "unit":
                 values = step.apply(values)
-            elif step.kind == "scale":  # by what is not known, and not alike everywhere
+            elif step.kind == "scale":  # by an unknown factor, which differs between places
                 values = torch.where(values == 0, values, torch.nan)
         return values == 0
 
 
 def find_links(model: nn.Module) -> tuple[list[Link], list[str]]:
-    """All links of a network in evaluation mode, in the order of its forward pass, and why other layers have none.
+    """All links of a network in evaluation mode, in the order of the forward pass, and why other layers have none.
 
-    Inputs are taken to have a batch dimension, so that a Flatten before a Linear lays out whole channels. The model is
-    only read: a copy of it is traced.
+    Inputs must have a batch dimension, so that a Flatten before a Linear yields whole channels. The model is not
+    changed: a copy of it is traced.
     """
     try:
         model = copy.deepcopy(model).eval()
         graph = fx.Tracer().trace(model)
-    except Exception as error:  # tracing runs the model's own code: anything may come
+    except Exception as error:  # tracing runs the user's code, which may raise anything
         reason = (str(error).splitlines() or [""])[0]
-        return [], [f"left as it is: the model cannot be traced: {type(error).__name__}: {reason}"]
+        return [], [f"unchanged: the model cannot be traced: {type(error).__name__}: {reason}"]
     modules = dict(model.named_modules())
     taken = _taken(model, graph)
     links, messages = [], []
@@ -86,12 +86,12 @@ def find_links(model: nn.Module) -> tuple[list[Link], list[str]]:
         if isinstance(found, Link):
             links.append(found)
         elif found:
-            messages.append(f"{node.target}: left as it is: {found}")
+            messages.append(f"{node.target}: unchanged: {found}")
     return links, messages
 
 
 def _taken(model: nn.Module, graph: fx.Graph) -> set[str]:
-    """Modules whose tensors are tied, that are called twice, or whose tensors the forward pass reads itself."""
+    """Modules that are called twice, have tied tensors, or have tensors that the forward pass reads directly."""
     tied = layout(model)[1]
     names = [*tied, *tied.values(), *(str(node.target) for node in graph.nodes if node.op == "get_attr")]
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
@@ -99,13 +99,13 @@ def _taken(model: nn.Module, graph: fx.Graph) -> set[str]:
 
 
 def _layer(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Linear | nn.Conv2d | None:
-    """The Linear or Conv2d itself, and no subclass, which may do anything."""
+    """The Linear or Conv2d that a node calls. A subclass does not count: it may do anything."""
     module = modules.get(str(node.target)) if node.op == "call_module" else None
     return module if type(module) in (nn.Linear, nn.Conv2d) else None  # type: ignore[return-value]
 
 
 def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str]) -> Link | str:
-    """From a layer to the next one; or why not, in words: none where the network ends with this layer."""
+    """The link from a layer to the next, or why there is none. The reason is empty for the last layer."""
     source, steps, here = _layer(node, modules), list[Step](), node
     while True:
         users = [user for user in here.users if not _is_batch_size(user, here)]
@@ -139,7 +139,7 @@ def _step(node: fx.Node, modules: dict[str, nn.Module]) -> Step | None:
     kind = (_METHODS if node.op == "call_method" else _FUNCTIONS).get(node.target)
     if kind is None or (kind == "flatten" and not _flattens_channels(node)):
         return None
-    if node.target is F.dropout and node.kwargs.get("training", True):  # at random, in evaluation too
+    if node.target is F.dropout and node.kwargs.get("training", True):  # it drops at random in evaluation too
         return None
     function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
     return Step(kind, lambda x: function(x, *node.args[1:], **node.kwargs))
@@ -170,7 +170,7 @@ def _flattens_channels(node: fx.Node) -> bool:
 
 
 def _problem(source: nn.Linear | nn.Conv2d, target: nn.Linear | nn.Conv2d, steps: Sequence[Step]) -> str:
-    """Why the target's inputs cannot be told apart by the source's units; empty where they can."""
+    """Why the inputs of the target do not match the units of the source. Empty if they do."""
     kinds = [step.kind for step in steps]
     if any(isinstance(layer, nn.Conv2d) and layer.groups != 1 for layer in (source, target)):
         return "a convolution has groups"

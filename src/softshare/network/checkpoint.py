@@ -1,4 +1,4 @@
-"""A checkpoint without its network: tensors read one by one, tied ones found, and which of them are shared."""
+"""A checkpoint without its network: read tensors one by one, find tied ones, and decide which are shared."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from softshare.errors import ConfigError, ModelError
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Every tensor once, in order; it is read anew each time it is asked for."""
+    """Every tensor of a checkpoint once, in order. A tensor is read from the source each time you ask for it."""
 
     tensors: Mapping[str, Tensor]
     shared: tuple[str, ...]
     rest: tuple[str, ...]
-    tied: dict[str, str]  # further name -> the name of the same tensor
+    tied: dict[str, str]  # another name -> the name under which the tensor is listed
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].detach().cpu()
 
 
 class SafetensorsFile(Mapping[str, Tensor]):
-    """A safetensors file: its header is read once, each tensor when asked for, as a copy.
+    """A safetensors file. The header is read once. A tensor is read when you ask for it, as a copy.
 
-    The tensors of an open `safe_open` are parts of the mapped file: what was read of them would stay in memory.
+    Tensors from an open `safe_open` would be views of the mapped file, and everything read from them would stay in
+    memory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,7 +48,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
                 self.metadata = dict(file.metadata() or {})
                 names, order = file.keys(), file.offset_keys()
                 self._kinds = {name: torch.empty_like(file.get_tensor(name), device="meta") for name in names}
-            start = os.path.getsize(path) - sum(kind.nbytes for kind in self._kinds.values())  # there are no gaps
+            start = os.path.getsize(path) - sum(kind.nbytes for kind in self._kinds.values())  # the data has no gaps
         except OSError as error:
             raise cannot_read(path, error) from error
         except safetensors.SafetensorError as error:
@@ -66,7 +67,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
         return torch.from_numpy(data).view(kind.dtype).reshape(kind.shape)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._kinds  # without reading it
+        return name in self._kinds  # Mapping's own method would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kinds)
@@ -79,23 +80,25 @@ def open_checkpoint(
     source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
     rules: Sequence[Rule] = (),
 ) -> Checkpoint:
-    """Shared are floating-point tensors of at least two dimensions, unless a rule says otherwise: the first counts.
+    """Floating-point tensors of at least two dimensions are shared, unless a rule decides otherwise: the first match.
 
-    Tied are tensors of the same bytes, and those that `safetensors.torch.save_model` left out for being tied.
+    Tensors of equal bytes are tied, and so are those that `safetensors.torch.save_model` has left out as tied.
     """
     if not isinstance(source, Mapping):
         file = SafetensorsFile(source)
         return _checkpoint(file, file.metadata, rules)
     wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
     if wrong:
-        raise ModelError(f"the state dict must hold tensors only, but these are not: {', '.join(wrong)}")
+        raise ModelError(
+            f"expected a state dict that holds only tensors, but these entries are not: {', '.join(wrong)}"
+        )
     return _checkpoint(source, {}, rules)
 
 
 def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rules: Sequence[Rule]) -> Checkpoint:
     tied = {a: name for a, name in metadata.items() if name in tensors and a not in tensors and a != "format"}
     names: dict[str, list[str]] = {}
-    kinds: dict[str, Tensor] = {}  # shapes and dtypes, to read each tensor once
+    kinds: dict[str, Tensor] = {}  # shapes and dtypes, so that each tensor is read once
     seen: dict[tuple[object, ...], str] = {}
     for name in tensors:
         tensor = tensors[name]
@@ -130,9 +133,11 @@ def _is_shared(tensor: Tensor, aliases: Sequence[str], rules: Sequence[Rule]) ->
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:
-    """A state dict as safetensors; tied tensors are written under each of their names."""
+    """Write a state dict as safetensors. A tied tensor is written under each of its names."""
     if "__metadata__" in state:
-        raise ConfigError(f"cannot write {path}: safetensors keeps the name '__metadata__' for itself")
+        raise ConfigError(
+            f"cannot write {path}: a tensor is called '__metadata__', a name that safetensors reserves. Rename it"
+        )
     dense = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
     write_atomic(path, safetensors.torch.save(dense))
 

@@ -1,4 +1,4 @@
-"""WeightView: which tensors of a network are shared, and all of them as one flat vector."""
+"""WeightView: which tensors of a network are shared, and all shared weights as one flat vector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 
-# Shared by default, weights and biases alike. Normalization layers are not: their few parameters set scales.
+# Weights and biases of these are shared by default. Normalization layers are not: their few parameters set scales.
 SHARED_MODULES = (
     nn.Linear,
     nn.Bilinear,
@@ -31,7 +31,7 @@ SHARED_MODULES = (
 
 @dataclass(frozen=True, eq=False)
 class SharedTensor:
-    """One tensor under the prior: the live parameter itself, under the first of its names."""
+    """One tensor under the prior: the live parameter, with the first of its names."""
 
     name: str
     tensor: Tensor
@@ -39,27 +39,32 @@ class SharedTensor:
 
 @dataclass(frozen=True, eq=False)
 class WeightView:
-    """A network's state split into shared tensors and the rest; a tied tensor stands once, under its first name."""
+    """A network's state, split into shared tensors and the rest. A tied tensor appears once, under its first name."""
 
     shared: tuple[SharedTensor, ...]
     rest: dict[str, Tensor]
-    tied: dict[str, str]  # further name -> first name
-    order: tuple[str, ...] = ()  # the first names, shared and rest, as the network has them
+    tied: dict[str, str]  # another name -> first name
+    order: tuple[str, ...] = ()  # the first names of shared tensors and the rest, in the order of the network
 
     @classmethod
     def of(cls, model: nn.Module, rules: Sequence[Rule] = ()) -> WeightView:
-        """Apply ordered name rules to every floating-point parameter; the first rule that matches decides.
+        """Apply name rules to every floating-point parameter. The first rule that matches decides.
 
-        Without a matching rule, trainable parameters of `SHARED_MODULES` are shared. Buffers and integers never are. A
-        tied tensor answers to all of its names.
+        Without a matching rule, trainable parameters of `SHARED_MODULES` are shared. Buffers and integers are never
+        shared. A rule for a tied tensor may use any of its names.
         """
         state = model.state_dict(keep_vars=True)
         wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
         if wrong:
-            raise ModelError(f"the state dict must hold tensors only, but these are not: {', '.join(wrong)}")
+            raise ModelError(
+                f"expected a state dict that holds only tensors, but these entries are not: {', '.join(wrong)}"
+            )
         lazy = [name for name, value in state.items() if is_lazy(value)]
         if lazy:
-            raise ModelError(f"run one batch through the model first; not initialized yet: {', '.join(lazy)}")
+            raise ModelError(
+                f"expected an initialized model, but these tensors are lazy: {', '.join(lazy)}. Run one batch through "
+                "the model first"
+            )
         names = _names_of_each(state)
         for rule in rules:
             if not any(fnmatchcase(name, rule.pattern) for name in state):
@@ -77,11 +82,11 @@ class WeightView:
         return cls(tuple(shared), rest, _tied(names), tuple(aliases[0] for aliases in names))
 
     def only(self, names: Collection[str]) -> WeightView:
-        """The shared tensors of these names, without the rest."""
+        """A view of the shared tensors with these names, without the rest."""
         return WeightView(tuple(s for s in self.shared if s.name in names), {}, {})
 
     def layers(self) -> list[tuple[str, ...]]:
-        """The names of the shared tensors of each module; those without weights go with the first that has some."""
+        """The names of the shared tensors, by module. A module without weights joins the first one that has some."""
         groups: dict[str, list[SharedTensor]] = {}
         for s in self.shared:
             groups.setdefault(s.name.rpartition(".")[0], []).append(s)
@@ -96,7 +101,7 @@ class WeightView:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest of the shared tensors' dtypes, float32 at least."""
+        """The widest dtype of the shared tensors, at least float32."""
         return reduce(torch.promote_types, (t.dtype for t in self.tensors), torch.float32)
 
     @property
@@ -104,35 +109,39 @@ class WeightView:
         return sum(t.numel() for t in self.tensors)
 
     def check(self) -> None:
-        """Raise `ModelError` unless there are weights to share and all of them are finite and not all the same."""
+        """Raise `ModelError` unless there are weights to share, and they are finite and not all equal."""
         if self.n_weights == 0:
             kept = ", ".join(self.rest) or "none at all"
-            raise ModelError(f"the model has no parameter to share; its tensors, all kept as they are: {kept}")
+            raise ModelError(f"the model has no parameter to share; its tensors are: {kept}")
         named = {s.name: s.tensor for s in self.shared} | self.rest
         for name, tensor in named.items():
-            if not isinstance(tensor, nn.Parameter):  # a buffer may hold a mask of infinities
+            if not isinstance(tensor, nn.Parameter):  # a buffer may be a mask of infinities
                 continue
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                raise ModelError(f"tensor {name}: {bad} of {tensor.numel()} weights are NaN or infinite")
+                raise ModelError(
+                    f"tensor {name}: expected finite weights, but {bad} of {tensor.numel()} are NaN or infinite"
+                )
         low, high = self.range()
         if low == high:
             names = ", ".join(s.name for s in self.shared)
-            raise ModelError(f"all {self.n_weights} shared weights equal {low} ({names}): expected a trained network")
+            raise ModelError(
+                f"expected a trained network, but all {self.n_weights} shared weights equal {low} ({names})"
+            )
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest shared weight; NaN where one is."""
+        """The smallest and the largest shared weight. Both are NaN if any weight is."""
         ends = torch.stack([torch.stack(torch.aminmax(t.detach())).double() for t in self.tensors if t.numel()])
         return float(ends[:, 0].min()), float(ends[:, 1].max())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the network's whole state as it is now, on the CPU."""
+        """A copy of the network's whole present state, on the CPU."""
         named = {s.name: s.tensor for s in self.shared} | self.rest
         state = {name: t.detach().cpu().clone() for name, t in named.items()}
         return state | {alias: state[name] for alias, name in self.tied.items()}
 
     def gather(self) -> Tensor:
-        """All shared weights as one flat copy."""
+        """A copy of all shared weights as one flat vector."""
         return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.tensors])
 
     def __repr__(self) -> str:
@@ -141,7 +150,7 @@ class WeightView:
 
 
 def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names of each tensor object, the first one first, in the order of the state dict."""
+    """The names of each tensor object, in the order of the state dict."""
     names: dict[int, list[str]] = {}
     for name, value in state.items():
         names.setdefault(id(value), []).append(name)
@@ -153,7 +162,7 @@ def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
 
 
 def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor of a network once, in order, under its first name; and the further names of tied ones."""
+    """Every tensor of a network once, in order, under its first name, and the other names of tied tensors."""
     state = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     names = _names_of_each(state)
     return {aliases[0]: state[aliases[0]] for aliases in names}, _tied(names)
@@ -171,7 +180,7 @@ def _is_shared(
 
 
 def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Copy a state dict into the model in place; where tensors do not fit, raise with all of those and copy none."""
+    """Copy a state dict into the model in place. If some do not fit, the error lists them and none is copied."""
     target = check_fits(model, state, source)
     with torch.no_grad():
         for name, tensor in state.items():
@@ -179,7 +188,10 @@ def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> N
 
 
 def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The model's tensors that `state` would be copied to; raises with all that do not fit. `state` may be on meta."""
+    """The tensors of the model that `state` would be copied to, or an error that lists all misfits.
+
+    `state` may be on the meta device.
+    """
     target = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     problems = [f"missing from the file: {name}" for name in target if name not in state]
     problems += [f"not in the model: {name}" for name in state if name not in target]
@@ -191,11 +203,11 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> di
 
 def _misfit(name: str, ours: Tensor, theirs: Tensor) -> list[str]:
     if is_lazy(theirs):
-        return [f"{name}: not initialized yet in the model; run one batch through it first"]
+        return [f"{name}: not initialized in the model; run one batch through it first"]
     if ours.shape != theirs.shape:
         return [f"{name}: shape {tuple(ours.shape)} in the file, {tuple(theirs.shape)} in the model"]
-    if ours.is_floating_point() != theirs.is_floating_point():  # copying would round without a word
+    if ours.is_floating_point() != theirs.is_floating_point():  # copying would round silently
         return [f"{name}: {ours.dtype} in the file, {theirs.dtype} in the model"]
-    if theirs.is_meta:  # copying would do nothing without a word
-        return [f"{name}: on the meta device in the model; give it memory first, as by model.to_empty(device='cpu')"]
+    if theirs.is_meta:  # copying would silently do nothing
+        return [f"{name}: on the meta device in the model; allocate it first, for example model.to_empty(device='cpu')"]
     return []

@@ -1,1 +1,1 @@
-"""What serves the tables of the paper and of this repository: recipes, rivals, published rows, pages of results."""
+"""Code for the tables of the paper and of this repository: recipes, rivals, published rows, pages of results."""

@@ -8,9 +8,9 @@ The first comment names a source, conditions on its rows, and the figure. The so
 each result is a row; its path is relative to the repository. A condition is `COLUMN=PATTERN`, with the wildcards of a
 shell. The figure is one of:
 
-- `COLUMN`, or a product such as `100*COLUMN/COLUMN`, where there is exactly one row;
+- `COLUMN`, or a product such as `100*COLUMN/COLUMN`, if there is exactly one row;
 - `min(...)` or `max(...)` of that over the rows;
-- `mean(...)` or `median(...)` of that: of each column first, so that a ratio is one of means, as in docs/results.md;
+- `mean(...)` or `median(...)` of each column in it, so that a ratio is a ratio of means, as in docs/results.md;
 - `rows`, their number, or `seeds`, their number in words.
 
 A format may follow a colon: `error_after:.2f`. A table has one line for each row, in the order of the source or sorted:
@@ -32,6 +32,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from softshare._util.run_folder import RESULT
 from softshare.errors import ConfigError
 from softshare.result import Result
 
@@ -51,27 +52,27 @@ def has_figures(text: str) -> bool:
 
 
 def fill(text: str, lookup: Lookup) -> str:
-    """The text with every marked figure and table as the sources have it."""
+    """The text with every marked figure and table filled in from the sources."""
     if len(_OPENINGS.findall(text)) != len(_FIGURE.findall(text)) + len(_TABLE.findall(text)):
         raise ConfigError(
             "expected <!-- / --> after each <!-- = ... --> and <!-- /table --> after each <!-- table ... -->"
         )
     if at_start := re.search(r"^[ \t]*<!-- = [^>]*>", text, re.MULTILINE):
         raise ConfigError(
-            f"{at_start[0].strip()}: a marker may not begin a line, Markdown would show the line as it is"
+            f"{at_start[0].strip()}: a marker may not begin a line, because Markdown would not format the line; move it"
         )
     text = _FIGURE.sub(lambda m: f"<!-- = {m[1]} -->{figure(m[1], lookup)}<!-- / -->", text)
     return _TABLE.sub(lambda m: f"<!-- table {m[1]} -->\n\n{table(m[1], lookup)}\n\n<!-- /table -->", text)
 
 
 def figure(marker: str, lookup: Lookup) -> str:
-    """What stands behind `SOURCE [COLUMN=VALUE ...] FIGURE`."""
+    """The text for a marker `SOURCE [COLUMN=VALUE ...] FIGURE`."""
     *where, term = shlex.split(marker)
     return _formatted(_rows(where, marker, lookup), term, marker)
 
 
 def table(marker: str, lookup: Lookup) -> str:
-    """What stands behind `SOURCE [COLUMN=VALUE ...] [sort:COLUMN] | HEADING = FIGURE | ...`."""
+    """The table for a marker `SOURCE [COLUMN=VALUE ...] [sort:COLUMN] | HEADING = FIGURE | ...`."""
     head, *columns = (part.strip() for part in marker.split("|"))
     where = shlex.split(head)
     rows = list(_rows([word for word in where if not word.startswith("sort:")], marker, lookup))
@@ -85,7 +86,7 @@ def table(marker: str, lookup: Lookup) -> str:
 
 
 def files_below(root: Path) -> Lookup:
-    """Sources as paths relative to a folder; each file is read once."""
+    """Look up sources by paths relative to a folder. Each file is read once."""
 
     @functools.cache
     def rows(source: str) -> Sequence[Row]:
@@ -93,7 +94,7 @@ def files_below(root: Path) -> Lookup:
         if path.suffix == ".csv" and path.is_file():
             with path.open(newline="") as file:
                 return list(csv.DictReader(file))
-        return [dataclasses.asdict(Result.load(found)) for found in sorted(path.rglob("*.json"))]
+        return [dataclasses.asdict(Result.load(found)) for found in sorted(path.rglob(RESULT))]
 
     return rows
 
@@ -103,7 +104,7 @@ def _rows(where: Sequence[str], marker: str, lookup: Lookup) -> Sequence[Row]:
     wanted = dict(condition.split("=", 1) for condition in conditions)
     rows = [row for row in lookup(source) if all(fnmatchcase(str(row.get(k)), v) for k, v in wanted.items())]
     if not rows:
-        raise ConfigError(f"{marker}: expected rows in {source}, found none")
+        raise ConfigError(f"{marker}: expected rows in {source}, found none; check the path and the conditions")
     return rows
 
 
@@ -130,7 +131,7 @@ def _formatted(rows: Sequence[Row], term: str, marker: str) -> str:
 
 
 def _product(text: str, of: Callable[[str], float]) -> float:
-    """`A*B/C`, from left to right; each a number or a column."""
+    """`A*B/C` from left to right. Each factor is a number or a column."""
     value = 1.0
     for sign, name in re.findall(r"([*/]?)([\w.]+)", text):
         factor = float(name) if _is_number(name) else of(name)
@@ -140,7 +141,7 @@ def _product(text: str, of: Callable[[str], float]) -> float:
 
 def _number(row: Row, marker: str, column: str) -> float:
     if column not in row:
-        raise ConfigError(f"{marker}: there is no column {column}; there are {', '.join(row)}")
+        raise ConfigError(f"{marker}: expected a column of the source, got {column}; its columns are {', '.join(row)}")
     if not _is_number(row[column]):
         raise ConfigError(f"{marker}: expected a number in {column}, got {row[column]!r}")
     return float(row[column])

@@ -1,4 +1,4 @@
-"""The files that show results: docs/results.md, its plots, the README's table, and the figures in prose."""
+"""Pages that show results: docs/results.md, its plots, the README's table, and the figures in prose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from softshare._util.files import make_folder, read_bytes, write_atomic
+from softshare._util.run_folder import RESULT
 from softshare.errors import ConfigError
 from softshare.paper.figures_in_prose import files_below, fill, has_figures
 from softshare.paper.pareto import draw_pareto, is_current, pareto_data
@@ -21,14 +22,14 @@ def load_results(folder: str | os.PathLike[str]) -> list[Result]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"expected a folder of results, but there is no folder {folder}")
-    found = [Result.load(path) for path in sorted(folder.rglob("*.json"))]
+    found = [Result.load(path) for path in sorted(folder.rglob(RESULT))]
     if not found:
-        raise ConfigError(f"{folder}: expected results (NAME.json beside NAME.sws), found none")
+        raise ConfigError(f"{folder}: expected folders that hold {RESULT}, found none")
     return found
 
 
 def wanted_files(results: Sequence[Result], root: str | os.PathLike[str], draw: bool) -> dict[Path, bytes]:
-    """What should be in each file. A plot of these figures that is there already is kept; the page shows no other."""
+    """The contents that each file should have. A plot that shows these figures is kept; the page shows no other."""
     docs, readme = Path(root) / "docs", Path(root) / "README.md"
     wanted: dict[Path, bytes] = {}
     shown = []
@@ -47,7 +48,7 @@ def wanted_files(results: Sequence[Result], root: str | os.PathLike[str], draw: 
 
 
 def _with_figures(root: Path, wanted: Mapping[Path, bytes]) -> dict[Path, bytes]:
-    """Every page that has marked figures, filled in."""
+    """Every page with marked figures, with the figures filled in."""
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted(root.glob("*/README.md"))]
     lookup, filled = files_below(root), {}
     for page in pages:
@@ -61,7 +62,7 @@ def _with_figures(root: Path, wanted: Mapping[Path, bytes]) -> dict[Path, bytes]
 
 
 def stale_files(wanted: Mapping[Path, bytes]) -> list[Path]:
-    """Those that are missing or hold something else."""
+    """The files that are missing or hold something else."""
     return [path for path, data in wanted.items() if not path.exists() or read_bytes(path) != data]
 
 

@@ -1,4 +1,4 @@
-"""Plots of bytes against error, one per experiment; drawing needs matplotlib, which is loaded on use."""
+"""Plots of error against bytes, one per experiment. Drawing needs matplotlib, which is loaded on use."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Pareto:
     """What a plot shows."""
 
     experiment: str
-    ours: Series  # made here, rivals too
+    ours: Series  # results of this repository, rivals included
     published: Series
     frontiers: Series
 
     @property
     def digest(self) -> str:
-        """Stands in the picture's metadata, so that a picture of other figures is known for one."""
+        """Identifies the figures. It is in the metadata of a picture, so a picture of other figures is recognised."""
         values = json.dumps([self.experiment, self.ours, self.published, self.frontiers])
         return hashlib.sha256(values.encode()).hexdigest()
 
@@ -38,10 +38,10 @@ class Pareto:
 def pareto_data(experiment: str, points: Iterable[Point]) -> Pareto:
     """Every result here, every published row of real bytes, and the frontier of our methods' means."""
     ours: Series = {}
-    means: Series = {}  # with augmentation and without: only like is compared with like
+    means: Series = {}  # apart for augmentation, because only like compares with like
     for point in points:
         ours.setdefault(point.label, []).extend((r.file_bytes, r.error_after) for r in point.results)
-        if point.first.method not in OWN_ACCOUNTING:  # as a rival is
+        if point.first.method not in OWN_ACCOUNTING:  # rivals are not ours
             name = "our frontier, augmented" if point.augmented else "our frontier"
             means.setdefault(name, []).append((point.n_bytes, point.error_after))
     theirs: Series = {}
@@ -57,7 +57,7 @@ def is_current(png: bytes, data: Pareto) -> bool:
 
 
 def draw_pareto(data: Pareto) -> bytes:
-    """A PNG: results here filled, with our frontiers; the published ones as rings."""
+    """A PNG. Results of this repository are filled, with our frontiers; published results are rings."""
     if not can_draw():
         raise NotAvailableError("plots need matplotlib: pip install 'softshare[report]'")
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
@@ -77,7 +77,7 @@ def draw_pareto(data: Pareto) -> bytes:
     axes.xaxis.set_minor_formatter("{x:,.0f}")
     axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=45)
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, fontsize="x-small")  # below, where no point is
+    figure.legend(loc="outside lower center", ncols=2, fontsize="x-small")  # below the axes, where no point is
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120, metadata={"Description": data.digest})
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Published figures for the zoo's networks, each with its accounting: the three may not share an axis."""
+"""Published figures for the zoo's networks. Each has one of three accountings, which may not share an axis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCOUNTINGS: dict[Accounting, str] = {
 
 @dataclass(frozen=True)
 class Published:
-    """One row. `kilobytes` (of 1000) is None where only weights were counted."""
+    """One row. `kilobytes` (of 1000 bytes) is None if only weights were counted."""
 
     experiment: str
     who: str
@@ -73,7 +73,7 @@ def published(experiment: str) -> tuple[Published, ...]:
 
 
 def published_points(experiment: str) -> Others:
-    """The rows that say an error before, as a study's figure shows them."""
+    """The rows with an error before compression, for the figure of a study."""
     found: dict[str, dict[str, Points]] = {accounting: {} for accounting in ACCOUNTINGS}
     for row in published(experiment):
         if row.error_before is not None:

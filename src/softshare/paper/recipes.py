@@ -1,4 +1,4 @@
-"""Every kept result has its recipe here: what is trained, on what, and with which settings."""
+"""The recipes of all kept results: what is trained, on which data, and with which settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MethodConfig = CompressConfig | DeepCompressionConfig | DnsConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """One method on one experiment. The seeds are given when it is run."""
+    """One method on one experiment. The seed is given when it runs."""
 
     experiment: str
     method: str
@@ -33,7 +33,7 @@ class Recipe:
     config: MethodConfig
 
     def seeded(self, seed: int, capture: bool = False) -> Recipe:
-        """The same, with this seed in pre-training and method, and captured steps or none in both."""
+        """The recipe with this seed, and with captured steps or not, in both pre-training and method."""
         changes: dict[str, Any] = {"seed": seed, "capture": capture}
         pretrain = self.pretrain and dataclasses.replace(self.pretrain, **changes)
         config = self.config
@@ -71,7 +71,7 @@ def _dns(c_rates: tuple[LayerValue, ...], l2: float) -> DnsConfig:
 
 
 _PAPER = CompressConfig.paper()
-# Section 6.1, with the values of 4.1 and the start of the authors' released code; its 100 epochs are told in 6.2.
+# Section 6.1, with the values of section 4.1, the initial values of the authors' code, and the 100 epochs of 6.2.
 _NO_HYPERPRIORS = _PAPER.override(
     init_std=0.25,
     mixing_prior=None,
@@ -116,7 +116,7 @@ RECIPES = (
         _deep_compression(_by_layer(conv1=0.4, conv2=1.1, fc1=0.9, fc2=1.1), ShareConfig(conv_bits=8, fc_bits=5)),
     ),
     _recipe(_L5, "dns", _dns(_by_layer(conv1=0.7, conv2=3.0, fc1=5.0, fc2=3.0), l2=1e-3)),
-    # CIFAR-10 is augmented in the paper too, by flips and shifts (section 5); that is the experiment's and no switch.
+    # The paper augments CIFAR-10 too, by flips and shifts (section 5). The experiment always does; it is no switch.
     _recipe(_WRN, "paper", _PAPER.override(components=64, rest_dtype="float16")),
     _recipe(_WRN, "softshare-default", EXPERIMENTS[_WRN].compress),
     _recipe(_WRN, "softshare", _WRN_OURS.override(lr_weights=0.02, tau=0.015, zeroing=0.1, distill=0.9, epochs=60)),
@@ -127,7 +127,7 @@ RECIPES = (
 
 
 def methods(experiment: str) -> tuple[str, ...]:
-    """Those with a recipe for the experiment."""
+    """The methods that have a recipe for the experiment."""
     get_experiment(experiment)
     return tuple(r.method for r in RECIPES if r.experiment == experiment)
 
@@ -135,5 +135,5 @@ def methods(experiment: str) -> tuple[str, ...]:
 def get_recipe(experiment: str, method: str) -> Recipe:
     known = methods(experiment)
     if method not in known:
-        raise ConfigError(f"unknown method {method!r} for {experiment}; known are {', '.join(known)}")
+        raise ConfigError(f"unknown method {method!r} for {experiment}; expected one of {', '.join(known)}")
     return next(r for r in RECIPES if (r.experiment, r.method) == (experiment, method))

@@ -1,4 +1,4 @@
-"""Reproduce: from a recipe to a kept pair, a file and its result, for each seed."""
+"""Reproduce results: run recipes, and keep the file and the result of each seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from softshare.zoo.experiments import get_experiment, make_task, pretrain_, pret
 
 @dataclass(frozen=True)
 class Job:
-    """One pair, to be made or, where `kept`, there already."""
+    """One result, to be made unless it is `kept`."""
 
     recipe: Recipe  # with its seed
     folder: Path  # of the file and its result
@@ -56,10 +56,10 @@ def reproduce(
 ) -> Iterator[Result]:
     """Pre-train, compress, measure and keep each method with each seed, in `out/EXPERIMENT/METHOD/seed-N`.
 
-    A result that is there is kept unless `overwrite`, and returned. Pre-trained networks are read from the folder
-    `checkpoints`, if given, and those that are missing are kept there.
+    An existing result is kept and returned, unless `overwrite`. Pre-trained networks are read from the folder
+    `checkpoints`, if given, and missing ones are saved there.
 
-    All that can be checked is checked before this returns; each step of the iterator then trains one.
+    Everything that can be checked is checked before this returns. Each step of the iterator then trains one method.
     """
     device = torch.device(device)
     recipes = [get_recipe(experiment, method) for method in dict.fromkeys(methods)]
@@ -68,7 +68,7 @@ def reproduce(
     jobs = [_job(r.seeded(s, device.type == "cuda"), s, folder, overwrite) for s in seeds for r in recipes]
     to_make = [job for job in jobs if not job.kept]
     for task in {job.recipe.task for job in to_make}:
-        make_task(experiment, "cpu", 0, task, data)  # says now, not after hours, that its data are not here
+        make_task(experiment, "cpu", 0, task, data)  # reports missing data now, not after hours
     for needed in {job.folder.parent for job in to_make} | ({checkpoints} if checkpoints and to_make else set()):
         require_writable(needed)
     return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
@@ -97,13 +97,15 @@ def _run(jobs: Sequence[Job], make_bench: Callable[[], _Bench], say: Callable[[s
 
 
 def _kept(job: Job) -> str:
-    text = f"{job.folder} is there already and is kept"
+    text = f"{job.folder} exists and is kept"
     changed = job.kept is not None and without_seed(job.kept.config) != without_seed(recorded_config(job.recipe))
-    return text + ("; its settings are not the recipe's of today: give --overwrite to make it anew" if changed else "")
+    return text + (
+        "; its settings differ from the present recipe: give --overwrite to make it again" if changed else ""
+    )
 
 
 def recorded_config(recipe: Recipe) -> dict[str, Any]:
-    """What a result says of its making: the method's settings, the task's switches, the pre-training."""
+    """What a result records of its making: the method's settings, the task's switches, the pre-training."""
     task = {**dataclasses.asdict(recipe.task), "from_scratch": recipe.pretrain is None}
     pretrain = recipe.pretrain and pretraining_settings(recipe.pretrain)
     values: dict[str, Any] = json.loads(json.dumps({"task": task, "pretrain": pretrain}))  # lists, not tuples
@@ -111,7 +113,7 @@ def recorded_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def checkpoint_name(recipe: Recipe, dataset: str) -> str:
-    """Of the pre-trained network: recipes that pre-train alike, seed and all, on the same data have the same."""
+    """The file of a pre-trained network. Recipes share it if they pre-train alike, with the same seed and data."""
     experiment = get_experiment(recipe.experiment)
     pretrain = recipe.pretrain and pretraining_settings(dataclasses.replace(recipe.pretrain, capture=False))
     made_of = (recipe.task, pretrain, dataset, experiment.batch_size, experiment.augmentation)
@@ -120,7 +122,7 @@ def checkpoint_name(recipe: Recipe, dataset: str) -> str:
 
 
 class _Bench:
-    """Where one experiment is trained and measured. The pre-trained networks of the seed in hand are kept."""
+    """Trains and measures one experiment. It keeps the pre-trained networks of the current seed."""
 
     def __init__(
         self, experiment: str, device: torch.device, data: Path | None, checkpoints: Path | None, hooks: Hooks
@@ -164,7 +166,7 @@ class _Bench:
             save_checkpoint(file, task.model.state_dict())
 
     def error_on_cpu(self, model: torch.nn.Module) -> float:
-        """There `softshare verify` measures; a GPU may differ by single images."""
+        """The error on the CPU, as `softshare verify` measures it. A GPU may differ by single images."""
         return final_error(self.judge, copy.deepcopy(model).cpu())
 
     def measure(self, task: Task, compressed: Compressed, recipe: Recipe, error_before: float) -> Result:
@@ -186,7 +188,7 @@ def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """The same seed shall give the same result on a GPU too."""
+    """Make the same seed give the same result on a GPU too."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

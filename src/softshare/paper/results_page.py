@@ -17,7 +17,7 @@ from softshare.zoo.experiments import EXPERIMENTS
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 NEAR = 0.05  # points of test error: the README compares a file with the paper if it is at most this much worse
-# Settings worth a word in a table wherever a config has them, with the value that means "off".
+# Settings that a table names unless they are off, with the value that means "off".
 SWITCHES: dict[str, Any] = {
     "augment": False,
     "label_smoothing": 0.0,
@@ -27,16 +27,17 @@ SWITCHES: dict[str, Any] = {
     "zeroing": 0.0,
     "symmetries": False,
 }
-_NOT_THE_POINT = ("seed", "capture", "backend", "sha256")  # in which results of one point may differ
+_NOT_THE_POINT = ("seed", "capture", "backend", "sha256")  # results of one point may differ in these
 
 _INTRO = """# Results
 
-Written by `softshare results` from `results/`; `softshare verify` decodes each file there and measures it anew.
+`softshare results` writes this page from the files in `results/`. `softshare verify` decodes and measures each of them
+again.
 
-Bytes are those of the whole file, with everything in it, and the ratio is 4 bytes times the number of parameters over
-them. Errors are on the test set, before and after. Where a method has three seeds or more, the figure is the mean and
-the standard deviation over them; with two, the mean and the range. The paper's format (Han's) is written as a real file
-too. Published sizes are of three kinds, which should not be compared with each other:
+The bytes are those of the whole file. The ratio is 4 bytes times the number of parameters, divided by the bytes of the
+file. Errors are on the test set, before and after compression. With three seeds or more, a figure is the mean and the
+standard deviation over the seeds. With two, it is the mean and the range. A real file is also written in the paper's
+format (Han's). Published sizes are of three kinds, which should not be compared with each other:
 """
 
 
@@ -70,7 +71,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The method, with a word where it was augmented and its name does not say so."""
+        """The method's name, with the word augmented if it applies and the name lacks it."""
         says_so = not self.augmented or "augmented" in self.first.method
         return self.first.method if says_so else f"{self.first.method}, augmented"
 
@@ -81,7 +82,7 @@ class Point:
 
 def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
     for name, value in config.items():
-        if name == "pretrain":  # its settings are no switches of the method's
+        if name == "pretrain":  # its settings are not switches of the method
             continue
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -213,7 +214,7 @@ def _errors(p: Point) -> str:
 
 
 def spread(values: Sequence[float], style: str) -> str:
-    """Mean and standard deviation of three values or more, mean and range of two, one value as it is."""
+    """Mean and standard deviation of three or more values, mean and range of two, or the one value."""
     mean = format(statistics.fmean(values), style)
     if len(values) == 1:
         return mean
@@ -273,7 +274,7 @@ def render_summary(results: Iterable[Result]) -> str:
 
 
 def beside(paper: Published, ours: Sequence[Point]) -> Point:
-    """Our smallest file at about the paper's error, at most `NEAR` above it. If there is none, our lowest error."""
+    """Our smallest file with an error of at most `NEAR` above the paper's. If none has, our lowest error."""
     near = [p for p in ours if p.error_after <= paper.error_after + NEAR]
     return min(near, key=lambda p: p.n_bytes) if near else min(ours, key=lambda p: p.error_after)
 
@@ -293,7 +294,7 @@ def _our_summary(p: Point) -> list[str]:
 
 
 def replace_summary(readme: str, summary: str) -> str:
-    """The README with what stands between its two markers replaced; without markers, as it is."""
+    """The README with the text between its two markers replaced. Without markers it does not change."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if begin and not end:

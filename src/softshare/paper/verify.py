@@ -1,4 +1,4 @@
-"""Verify: every kept file decoded and measured anew, and compared with the result beside it."""
+"""Verify runs: decode each file, measure it again, and compare it with the result beside it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from softshare.result import Result, final_error, load_copy
 from softshare.task import Task
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task
 
-TOLERANCE = 1e-9  # percent points of error; relative, of ratios and entropies. Counts must be equal.
+TOLERANCE = 1e-9  # percent points of error; relative for ratios and entropies. Counts must be equal.
 _ABSOLUTE, _RELATIVE = ("error_after",), ("ratio", "han_ratio", "entropy_bytes", "published_ratio")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What came of one run; `differences` is empty where file and result agree."""
+    """The outcome of one run. `differences` is empty if file and result agree."""
 
-    path: str  # of the run, from the folder
-    file_bytes: int | None  # as found; None where there is no file
-    error: float | None  # in percent, measured anew; None where it could not be
+    path: str  # of the run, relative to the folder
+    file_bytes: int | None  # as found; None if there is no file
+    error: float | None  # in percent, as measured; None if it could not be
     differences: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class Check:
 
 
 def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every folder, this one and those below it, that holds a file or a result of a run."""
+    """Every folder that holds a file or a result of a run: this one and those below it."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"expected a folder of runs or results, but there is no folder {folder}")
@@ -62,9 +62,9 @@ def verify(
     data: Path | None = None,
     task: Task | None = None,
 ) -> Iterator[Check]:
-    """Check one folder after the other, so that a caller can show progress. An experiment's data are loaded once.
+    """Check one run after another, so that the caller can show progress. An experiment's data are loaded once.
 
-    `task` measures the runs that are of no experiment.
+    `task` measures the runs that belong to no experiment.
     """
     zoo = _Zoo(device, data, task)
     for run in find_runs(folder) if runs is None else runs:
@@ -73,10 +73,10 @@ def verify(
 
 def _check(run: Path, name: str, zoo: _Zoo) -> Check:
     if not (run / MODEL).exists():
-        return Check(name, None, None, (f"there is no {MODEL} beside {RESULT}",))
+        return Check(name, None, None, (f"expected {MODEL} beside {RESULT}, found none",))
     data = read_bytes(run / MODEL)
     if not (run / RESULT).exists():
-        return Check(name, len(data), None, (f"there is no {RESULT} beside {MODEL}",))
+        return Check(name, len(data), None, (f"expected {RESULT} beside {MODEL}, found none",))
     try:
         result = Result.load(run / RESULT)
     except SoftShareError as problem:
@@ -96,7 +96,7 @@ def _check(run: Path, name: str, zoo: _Zoo) -> Check:
 
 
 def _place(run: Path) -> dict[str, Any]:
-    """What a kept result is by its place, EXPERIMENT/METHOD/seed-N; nothing where it lies elsewhere."""
+    """The fields that a folder EXPERIMENT/METHOD/seed-N gives a kept result. Other folders give none."""
     experiment, method, name = ("", "", *run.parts)[-3:]
     seed = name.removeprefix("seed-")
     if experiment not in EXPERIMENTS or not seed.isdecimal():
@@ -105,7 +105,7 @@ def _place(run: Path) -> dict[str, Any]:
 
 
 def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], list[str]]:
-    """Every field of the result that the file gives anew, and what could not be measured, with the reason."""
+    """The fields of the result that the file gives, and what could not be measured, with the reason."""
     decoded = decode(data, like=zoo.model(result.experiment))
     model = load_copy(zoo.model(result.experiment), decoded.state_dict())
     n_weights = sum(p.numel() for p in model.parameters())
@@ -127,7 +127,7 @@ def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], li
     try:
         task = zoo.task(result.experiment)
         if task.dataset != result.dataset and result.dataset.startswith(task.dataset.partition(" (")[0]):
-            not_checked.append(f"error: it was measured on {result.dataset}, but here is {task.dataset}")
+            not_checked.append(f"error: it was measured on {result.dataset}, but the data here are {task.dataset}")
         else:
             found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
     except NotAvailableError as problem:
@@ -156,7 +156,7 @@ def _agree(field: str, said: Any, found: Any) -> bool:
 
 
 class _Zoo:
-    """The networks met so far: a fresh model of each and, where its data are here, its task."""
+    """The networks seen so far: a fresh model of each and, if its data are here, its task."""
 
     def __init__(self, device: torch.device | str, data: Path | None, own: Task | None) -> None:
         self.device, self.data, self.own = device, data, own
@@ -186,5 +186,8 @@ class _Zoo:
 
     def _own(self, name: str) -> Task:
         if self.own is None:
-            raise ConfigError(f"{name!r} is no experiment ({', '.join(EXPERIMENTS)}); give the task of the run")
+            raise ConfigError(
+                f"{name!r} is none of the experiments {', '.join(EXPERIMENTS)}; "
+                "give the task of the run, as in --task FILE.py:make_task"
+            )
         return self.own

@@ -12,9 +12,9 @@ from softshare.prior.kernels import log_joint, mixture_assign
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """p(w) = sum_j mixing_j N(w | mean_j, var_j), normalized; component 0 is the zero component, its mean 0.
+    """p(w) = sum_j mixing_j N(w | mean_j, var_j), normalized. Component 0 is the zero component: its mean is 0.
 
-    Everything downstream of training reads this and no raw parameter.
+    Everything downstream of training reads this, never the raw parameters.
     """
 
     log_mixing: Tensor  # (J + 1,)
@@ -42,7 +42,7 @@ class Mixture:
         self,
         w: Tensor,  # any shape
     ) -> Tensor:  # (w.numel(),) int64
-        """The most responsible component of each weight."""
+        """The index of the most responsible component of each weight."""
         return mixture_assign(w, self.log_mixing, self.mean, self.log_var)
 
     def detach(self) -> Mixture:

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 # Weights times components from which the table takes less of the device than the exact sweep (benchmarks/README.md).
 TABLE_FROM = {"cpu": 2**20, "cuda": 2**27}
-LARGEST = 2.0**100  # weight in a table: its reach must be a float
-# The hyper-priors that hold a width count as so many weights, in all and for each weight of the largest part. From 19
-# on, no weights move a width of 0.45 by more than 5% (docs/math.md).
+LARGEST = 2.0**100  # weights in a table are below this: its reach must be a float32
+# The hyper-priors that hold a width count as this many weights: HELD, or HELD_FOR_EACH for each weight of the largest
+# part, whichever is more. From 19 for each, no weights move a width of 0.45 by more than 5% (docs/math.md).
 HELD, HELD_FOR_EACH = 1e6, 20
-LOOK_EVERY = 256  # training steps between looks at whether the table still fits: each makes a GPU wait
+LOOK_EVERY = 256  # training steps between two checks that the table still fits; each check synchronises the GPU
 
 
 class MixturePrior(nn.Module):
-    """The parameters of the mixture over all shared weights, or of one for each layer, and their loss.
+    """The parameters of one mixture over all shared weights, or of one mixture for each layer, and their loss.
 
-    The model's own parameters are read, never registered here.
+    The prior reads the model's own parameters and never registers them.
     """
 
     def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or PriorConfig()
-        self._model = (model,)  # in a tuple, so that it is not registered as a part of the prior
+        self._model = (model,)  # a tuple, so that torch does not register the model as part of the prior
         view = self.current_view()
         view.check()
         names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
@@ -56,8 +56,8 @@ class MixturePrior(nn.Module):
         else:
             most = max(part.n_weights for part in self.parts)
             self.precision_priors = (Gamma.from_std(1.0, math.sqrt(max(HELD, HELD_FOR_EACH * most))),) * 2
-            self.register_buffer("_log_held", log_vars)  # in the state: the weights it is of are soon others
-        self._log_held: Tensor  # (parts, 1), the log-variances at which a width holds them
+            self.register_buffer("_log_held", log_vars)  # in the state dict: the weights it comes from soon change
+        self._log_held: Tensor  # (parts, 1), the log-variances that a width holds
         self.mixing_logits = nn.Parameter(torch.zeros_like(self.means))  # (parts, J)
         odds = math.log(config.zero_mixing / (1 - config.zero_mixing))
         zero_logit = self.means.new_full((len(self.parts),), odds)
@@ -66,16 +66,16 @@ class MixturePrior(nn.Module):
             self.register_buffer("zero_logit", zero_logit)
         else:
             self.zero_logit = nn.Parameter(zero_logit)
-        self.reaches: list[float | None] = [None] * len(self.parts)  # of the tables; None: the exact sweep
+        self.reaches: list[float | None] = [None] * len(self.parts)  # of each part's table; None: the exact sweep
         self._steps = 0
         self.choose_method()
 
     def choose_method(self) -> None:
-        """Look at weights and mixtures, and choose between the table and the exact sweep; makes a GPU wait.
+        """Choose between the table and the exact sweep, by the present weights and mixtures. Synchronises the GPU.
 
-        Training does so by itself: every `LOOK_EVERY` steps that are not replayed from a graph, and `retrain_` before
-        each epoch. A table that does not resolve the mixture is refused before training; later 'auto' leaves it, and
-        'table' keeps it, coarser.
+        Training calls this by itself: `retrain_` before each epoch, and every `LOOK_EVERY` steps that are not replayed
+        from a graph. If a table cannot resolve the mixture, the method 'table' raises before training and keeps a
+        coarser table later; 'auto' takes the exact sweep.
         """
         with torch.no_grad():
             mixtures = self.mixtures()
@@ -86,15 +86,15 @@ class MixturePrior(nn.Module):
         if wanted == "exact" or (wanted == "auto" and not self._table_is_faster(part)):
             return None
         largest = max(abs(end) for end in part.range())
-        if not largest < LARGEST:  # or not finite: the loss will say so
+        if not largest < LARGEST:  # or it is not finite, which the loss will report
             return None
         reach = reach_of(largest)
-        find_sweep(self.means, self.config.backend, reach)  # what is not available is better known now
+        find_sweep(self.means, self.config.backend, reach)  # raises now if the backend is not available
         points = n_points(mixture.mean, mixture.log_var, reach)
         if points > CAPACITY and wanted == "table" and self._steps == 0:
             raise ConfigError(
-                f"method 'table': this mixture needs at least {points} points, more than {CAPACITY}, to resolve its "
-                "narrowest component; take 'auto' or 'exact', or hold the variances by stronger hyper-priors"
+                f"method 'table': expected at most {CAPACITY} points, got a mixture whose narrowest component needs at "
+                f"least {points}. Use 'auto' or 'exact', or hold the variances with stronger hyper-priors"
             )
         return reach if points <= CAPACITY or wanted == "table" else None
 
@@ -105,7 +105,7 @@ class MixturePrior(nn.Module):
         return backend != "torch" and backend in here and size >= TABLE_FROM[self.means.device.type]
 
     def current_view(self) -> WeightView:
-        """The model's tensors as they are now: training may have put new buffers in place of those in `view`."""
+        """The model's present tensors: since `view` was made, training may have replaced buffers."""
         return WeightView.of(self._model[0], self.config.rules)
 
     def mixtures(self) -> tuple[Mixture, ...]:
@@ -114,9 +114,9 @@ class MixturePrior(nn.Module):
         return tuple(Mixture(*(p[k] for p in parameters)) for k in range(len(self.parts)))
 
     def mixture(self) -> Mixture:
-        """The mixture, where there is one for all weights."""
+        """The mixture of a prior that has one for all weights."""
         if len(self.parts) > 1:
-            raise ConfigError(f"mixture: this prior has one for each of {len(self.parts)} layers; see mixtures()")
+            raise ConfigError(f"mixture: expected one for all weights, got {len(self.parts)} layers. Use mixtures()")
         return self.mixtures()[0]
 
     def _normalized(self) -> tuple[Tensor, Tensor, Tensor]:  # (parts, J + 1) each
@@ -125,14 +125,14 @@ class MixturePrior(nn.Module):
         return (
             torch.cat([F.logsigmoid(self.zero_logit)[:, None], log_free], 1),
             F.pad(self.means, (1, 0)),
-            self.log_vars + 0,  # a copy: a Mixture does not change when training goes on
+            self.log_vars + 0,  # a copy: a Mixture must not change while training continues
         )
 
     def neg_log_prior(self) -> Tensor:
         """-log p(w, theta) in nats, a 0-d tensor: the mixtures on all shared weights, plus the hyper-priors.
 
-        The hyper-priors are without their constants, which no gradient sees. Under `torch.no_grad` it is exact and on
-        all weights, whatever the method and the sample.
+        The hyper-priors leave out their constants, which have no gradient. Under `torch.no_grad` the value is exact and
+        covers all weights, whatever the method and the sample.
         """
         log_mixing, mean, log_var = self._normalized()
         exact = [find_sweep(self.means, self.config.backend)] * len(self.parts)
@@ -169,18 +169,18 @@ class MixturePrior(nn.Module):
         return scaled_tau(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
-        """`loss(tau, n_examples).backward()`, faster, with no second gradient in memory; returns the loss, detached.
+        """Do what `loss(tau, n_examples).backward()` does, faster and without a second gradient in memory.
 
-        To be called after the backward of the task loss: it adds to the gradients that are there.
+        Call it after the backward of the task loss: it adds to the gradients. Returns the loss, detached.
         """
         return self.add_scaled_gradients_(self.means.new_full((), scaled_tau(tau, n_examples)))
 
     def add_scaled_gradients_(
         self,
         scale: Tensor,  # 0-d
-        weight_grads: Sequence[Tensor] | None = None,  # to add to instead of the weights' own, in the order of `view`
+        weight_grads: Sequence[Tensor] | None = None,  # added to in place of the weights' own, in the order of `view`
     ) -> Tensor:  # 0-d
-        """The same with tau / N in a tensor, as a captured step needs it."""
+        """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it."""
         weights = self.view.tensors
         if weight_grads is None:
             for w in weights:
@@ -212,11 +212,11 @@ class MixturePrior(nn.Module):
         ]
 
     def quantize(self, config: MergeConfig | None = None, *, hard: bool = False) -> Compressed:
-        """Merge and quantize what has been trained so far: the end of a training loop of your own.
+        """Merge and quantize the network as trained so far. A training loop of your own ends with this.
 
-        `hard`: the last steps were hard ones, and each weight keeps the component that they gave it.
+        Set `hard` if the last steps were hard ones: each weight then keeps the component that they gave it.
         """
-        import softshare  # by the front door: what this ends with is above this room
+        import softshare  # through the package, because `Compressed` lives in a layer above this one
 
         return softshare.quantize_prior(self, config or MergeConfig(), hard)
 
@@ -237,7 +237,7 @@ def _initial_std(view: WeightView, config: PriorConfig) -> float:
     if config.width is not None:
         return config.width * (float(view.gather().double().square().mean().sqrt()) or 1.0)
     low, high = view.range()
-    spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # a layer's weights may be all alike
+    spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # all weights of a layer may be equal
     return config.init_std if config.init_std is not None else spacing
 
 

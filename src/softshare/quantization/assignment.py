@@ -16,10 +16,10 @@ from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 def quantize(
     view: WeightView,
-    mixtures: Mapping[str, Mixture],  # of each shared tensor; several may have the same one
-    values: Mapping[str, Tensor] | None = None,  # of its mixture's components, (J + 1,); by default their means
+    mixtures: Mapping[str, Mixture],  # of each shared tensor; several tensors may have the same mixture
+    values: Mapping[str, Tensor] | None = None,  # of each mixture's components, (J + 1,); by default their means
 ) -> QuantizedWeights:
-    """Assign every shared weight to its most responsible component, under the prior's own responsibilities."""
+    """Assign every shared weight to its most responsible component, by the prior's own responsibilities."""
     groups: dict[int, list[SharedTensor]] = {}
     for s in view.shared:
         groups.setdefault(id(mixtures[s.name]), []).append(s)
@@ -32,12 +32,12 @@ def quantize(
 
 
 def _quantize(shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of one mixture, with one codebook: the values in use; one of exactly 0 is the zero component's."""
+    """The indices of one mixture's tensors, and their one codebook: 0 and the values in use."""
     assigned = [mixture.assign(s.tensor).to(index_dtype(len(values))) for s in shared]
     used = torch.zeros(len(values), dtype=torch.bool, device=values.device)
     for components in assigned:
         used[components.unique().long()] = True
-    codebook, index_of = order_values(torch.where(used, values, 0.0))  # an unused one is never looked up
+    codebook, index_of = order_values(torch.where(used, values, 0.0))  # an unused value is never looked up
     index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
     return [(index_of[a.long()].cpu(), codebook) for a in assigned]
@@ -46,7 +46,7 @@ def _quantize(shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor) 
 def order_values(
     values: Tensor,  # (m,)
 ) -> tuple[Tensor, Tensor]:  # (K,) and (m,)
-    """A codebook of them, each once, by magnitude from 0.0 on; and the index of each."""
+    """A codebook with each value once, ordered by magnitude from 0.0, and the index of each value in it."""
     values = F.pad(values, (1, 0)) + 0.0  # no -0.0
     rising, place = values.unique(return_inverse=True)
     order = rising.abs().argsort(stable=True)
@@ -57,7 +57,7 @@ def assemble(
     view: WeightView,
     found: Mapping[str, tuple[Tensor, Tensor]],  # indices and codebook of each shared tensor
 ) -> QuantizedWeights:
-    """With the rest as it is now."""
+    """The quantized weights, with copies of the tensors that are not shared."""
     shared = (QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
     rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
     return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order)

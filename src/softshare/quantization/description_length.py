@@ -1,4 +1,4 @@
-"""Description lengths of quantized weights that no file is needed for: by the mixtures, and by order-0 entropy."""
+"""Description lengths of quantized weights that need no file: by the mixtures, and by order-0 entropy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from softshare.quantization.quantized import QuantizedWeights
 
 
 def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]) -> float:
-    """The mixtures' estimate: -log2 of the mixing of each weight's value (components of one mean taken together)."""
+    """The mixtures' estimate: -log2 of the mixing of each weight's value. Components with the same mean are added."""
     bits = 0.0
     for tensor in quantized.shared:
         mixture = mixtures[tensor.name]

@@ -1,4 +1,4 @@
-"""Merge components that have become alike (paper, section 4.3)."""
+"""Merge components that have become similar (paper, section 4.3)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def divergences(mixture: Mixture) -> Tensor:  # (J + 1, J + 1)
     var = mixture.log_var.exp()
     distance2 = (mixture.mean[:, None] - mixture.mean) ** 2
     directed = (var[:, None] + distance2) / var - 1
-    return ((directed + directed.T) / 4).clamp(min=0)  # below 0 by rounding only
+    return ((directed + directed.T) / 4).clamp(min=0)  # only rounding makes it negative
 
 
 def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[Mixture, list[list[int]]]:
     """While the smallest divergence is below the threshold, merge that pair.
 
-    Mixing adds; mean and variance are mixing-weighted averages. A merge with the zero component keeps mean 0. Returned
-    with the components that each of the new ones is made of, the first of them first.
+    Mixings add. Mean and variance are averages weighted by mixing. A merge with the zero component keeps the mean 0.
+    Also returns, for each new component, the old ones it is made of, the lowest index first.
     """
     threshold = (config or MergeConfig()).merge_threshold
     mixture = mixture.detach()
-    # In double from the logarithms on: what float32 takes for 0 may still be one half of the two.
+    # Double precision starts at the logarithms: a mixing that is 0 in float32 may still be half of a pair's.
     mixing, var = mixture.log_mixing.double().exp(), mixture.log_var.double().exp()
     mean = mixture.mean.double().clone()
     groups = [[k] for k in range(len(mean))]
@@ -54,9 +54,9 @@ def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[M
 
 def spread(
     values: Tensor,  # (K,), of merged components
-    groups: Sequence[Sequence[int]],  # the components that each is made of
+    groups: Sequence[Sequence[int]],  # the components that each of them is made of
 ) -> Tensor:
-    """The same, for each of the components before the merge."""
+    """The value of each component from before the merge."""
     out = values.new_empty(sum(map(len, groups)))
     for value, group in zip(values, groups, strict=True):
         out[list(group)] = value

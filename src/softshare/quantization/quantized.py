@@ -1,4 +1,4 @@
-"""Quantize: every shared weight takes the mean of its most responsible component (paper, algorithm 1)."""
+"""Quantized weights: indices into codebooks, and the tensors that are not shared."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softshare.prior.kernels import index_dtype as index_dtype  # also the files' own
+from softshare.prior.kernels import index_dtype as index_dtype  # files use the same one
 
-_CHUNK = 1 << 20  # weights at a time, where narrow indices must be widened
+_CHUNK = 1 << 20  # weights whose narrow indices are widened at a time
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """One shared tensor as indices into a codebook. `codebook[0]` is 0.0, and index 0 is a pruned weight."""
+    """One shared tensor as indices into a codebook. `codebook[0]` is 0.0, so a weight of index 0 is pruned."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class QuantizedTensor:
         return int(torch.count_nonzero(self.indices))
 
     def counts(self) -> Tensor:
-        """How many weights have each value of the codebook, `(K,)`."""
+        """The number of weights that have each value of the codebook, `(K,)`."""
         counts = torch.zeros(len(self.codebook), dtype=torch.int64)
         for part in self.indices.split(_CHUNK):
             counts += part.long().bincount(minlength=len(counts))
@@ -42,12 +42,12 @@ class QuantizedTensor:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeights:
-    """All that a file holds: the shared tensors quantized, the rest as it is, and further names of tied tensors."""
+    """All that a file holds: the quantized shared tensors, the other tensors unchanged, and names of tied tensors."""
 
     shared: tuple[QuantizedTensor, ...]
     rest: dict[str, Tensor]
     tied: dict[str, str]  # second name of a tied tensor -> the name under which it is stored
-    order: tuple[str, ...] = ()  # names of shared and rest as the network has them; by default, shared before rest
+    order: tuple[str, ...] = ()  # names of shared and rest, in the network's order; by default, shared before rest
 
     @property
     def tensors(self) -> dict[str, QuantizedTensor | Tensor]:
@@ -65,7 +65,7 @@ class QuantizedWeights:
 
     @property
     def n_components(self) -> int:
-        """Values of all different codebooks, zero included."""
+        """The number of values in all different codebooks, zero included."""
         return sum(len(codebook) for codebook in {tuple(t.codebook.tolist()) for t in self.shared})
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -75,5 +75,5 @@ class QuantizedWeights:
     def __repr__(self) -> str:
         return (
             f"QuantizedWeights({len(self.shared)} shared tensors, {self.n_nonzero:,} of {self.n_shared:,} weights "
-            f"non-zero, {self.n_components} components; {len(self.rest)} tensors as they are)"
+            f"non-zero, {self.n_components} components; {len(self.rest)} unchanged tensors)"
         )

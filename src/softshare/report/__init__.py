@@ -1,1 +1,1 @@
-"""See a run: figures, a page that shows them, and the same page while it trains."""
+"""Show a run: figures, a page of them, and the same page while the run trains."""

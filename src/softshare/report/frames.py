@@ -1,6 +1,6 @@
-"""The film of a run: the mixtures at every epoch, and a sample and a histogram of the weights; a hook takes it.
+"""The film of a run: the mixtures at every epoch, with a sample and a histogram of the weights. A hook records it.
 
-What is kept does not grow with the network beyond a few numbers for each of its mixtures.
+The film does not grow with the network, except for a few numbers per mixture.
 """
 
 from __future__ import annotations
@@ -29,50 +29,48 @@ from softshare.prior.prior import MixturePrior
 from softshare.train.hooks import EpochRecord, Hook
 
 Array = npt.NDArray[Any]
-MOST_FRAMES = 60  # of a longer run, every second or third epoch, and the last
-MOST_SHOWN = 8  # mixtures whose weights are sampled: those of most weights
-SAMPLE = 8192  # weights followed through the run, of all mixtures shown together
+MOST_FRAMES = 60  # a longer run keeps every second or third epoch, and the last
+MOST_SHOWN = 8  # mixtures whose weights are sampled: those with the most weights
+SAMPLE = 8192  # weights followed through the run, over all shown mixtures
 BINS = 128
 _CHUNK = 1 << 20  # weights at a time
-_FILTER = "filters/"  # and the name of a tensor: an array of the file
+_FILTER = "filters/"  # followed by the name of a tensor: an array of the file
 _LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """E frames of P mixtures, each of J free components and zero; the weights of the Q mixtures that are shown."""
+    """E frames of P mixtures, each with J free components and zero, and the weights of the Q mixtures shown."""
 
-    about: dict[str, Any]  # 'parts': name of each mixture, 'tensors': names of each one's tensors, 'priors'
+    about: dict[str, Any]  # what the figures need to know of the prior: see `_about`
     epochs: Array  # (E,)
     log_mixing: Array  # (E, P, J + 1)
     mean: Array  # (E, P, J + 1)
     log_var: Array  # (E, P, J + 1)
     counts: Array  # (E, P, J + 1) weights for which each component is the most responsible
-    shown: Array  # (Q,) which of the mixtures
+    shown: Array  # (Q,) the indices of the mixtures shown
     ends: Array  # (E, Q, 2) the smallest and the largest of their weights
-    histograms: Array  # (E, Q, BINS) of all of them, between the ends
+    histograms: Array  # (E, Q, BINS) of all their weights, between the ends
     owner: Array  # (S,) which of the Q a sampled weight belongs to
     sample: Array  # (E, S)
-    merged: (
-        Array  # (3, P, at most J + 1): log-mixing, mean, log-variance in the end, then NaN; (3, P, 0): not yet there
-    )
-    filters: dict[str, Array] = field(default_factory=dict)  # by tensor, as the file holds them
+    merged: Array  # (3, P, J + 1) log-mixing, mean, log-variance after merging, filled with NaN; before it, (3, P, 0)
+    filters: dict[str, Array] = field(default_factory=dict)  # by tensor, with the values of the file
 
     @property
     def parts(self) -> list[str]:
         return list(self.about["parts"])
 
     def of(self, name: str) -> int:
-        """The mixture of a tensor."""
+        """The index of a tensor's mixture."""
         return next(k for k, names in enumerate(self.about["tensors"]) if name in names)
 
     def final(self, part: int) -> Mixture | None:
-        """The merged mixture, as it quantizes; None while the run is not over."""
+        """The merged mixture, which quantizes; None until the run is over."""
         there = ~np.isnan(self.merged[0, part])
         return Mixture(*(torch.from_numpy(v[part][there]) for v in self.merged)) if there.any() else None
 
     def edges(self, frame: int, q: int) -> Array:  # (BINS + 1,)
-        """Of a histogram."""
+        """The edges of a histogram's bins."""
         low, high = self.ends[frame, q]
         if not low < high:
             low, high = low - 0.5, high + 0.5
@@ -94,7 +92,7 @@ class Frames:
                 filters = {name.removeprefix(_FILTER): file[name] for name in file.files if name.startswith(_FILTER)}
                 return cls(json.loads(str(file["about"])), **values, filters=filters)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
-            raise FormatError(f"{os.fspath(path)} is not the film of a run ({problem}); compress anew") from None
+            raise FormatError(f"{os.fspath(path)} is not the film of a run ({problem}); compress again") from None
 
 
 def _arrays() -> list[str]:
@@ -103,7 +101,7 @@ def _arrays() -> list[str]:
 
 
 class FrameLog(Hook):
-    """Takes a frame after each epoch under the prior and writes the film so far."""
+    """Takes a frame after each epoch under the prior, and writes the film so far."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -122,7 +120,7 @@ class FrameLog(Hook):
         self._every = math.ceil(epochs / MOST_FRAMES)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        if self._prior is None:  # the assignment stays from here on
+        if self._prior is None:  # training without a prior has no mixture to show
             return
         frame = self._take(self._prior, record.epoch)
         if self._frames is not None and record.epoch > 0:
@@ -132,7 +130,7 @@ class FrameLog(Hook):
         self._frames.save(self.path)
 
     def on_return(self, epoch: int) -> None:
-        """The film ends with the network that is taken."""
+        """End the film with the network that the target takes."""
         if self._prior is None or self._frames is None:
             return
         before = int(np.searchsorted(self._frames.epochs, epoch))
@@ -140,7 +138,7 @@ class FrameLog(Hook):
         self._frames.save(self.path)
 
     def finish(self, mixtures: Mapping[str, Mixture], filters: Mapping[str, Tensor] | None = None) -> None:
-        """Add the mixtures that each tensor was quantized with, and what the file holds as filters."""
+        """Add the mixtures that quantized the tensors, and the filters with the values of the file."""
         if self._frames is None:
             return
         merged = np.full((3, *self._frames.mean.shape[1:]), np.nan, np.float32)
@@ -183,7 +181,7 @@ class FrameLog(Hook):
 
 
 def _join(film: Frames, frame: Frames, kept: int) -> Frames:
-    """The first so many frames of the film, then this one."""
+    """The first `kept` frames of the film, then this frame."""
     names = ("epochs", "log_mixing", "mean", "log_var", "counts", "ends", "histograms", "sample")
     joined: Any = {n: np.concatenate([getattr(film, n)[:kept], getattr(frame, n)]) for n in names}
     return dataclasses.replace(film, **joined)
@@ -194,7 +192,7 @@ def _stack(values: Sequence[Tensor]) -> Array:  # (1, P, J + 1)
 
 
 def _about(prior: MixturePrior) -> dict[str, Any]:
-    """What the figures must know of the prior, as JSON has it."""
+    """What the figures need to know of the prior, as JSON values."""
     names = [[s.name for s in part.shared] for part in prior.parts]
     config = prior.config
     return {
@@ -208,7 +206,7 @@ def _about(prior: MixturePrior) -> dict[str, Any]:
 
 
 def _places(part: WeightView, n: int) -> list[tuple[int, Tensor]]:
-    """At most n weights drawn at random: the index of a tensor, and places in it."""
+    """Draw at most n weights at random. Each pair is the index of a tensor and places in it."""
     rng = np.random.default_rng(0)
     drawn = np.sort(rng.choice(part.n_weights, min(n, part.n_weights), replace=False, shuffle=False))
     starts = np.cumsum([0, *(t.numel() for t in part.tensors)])
@@ -221,7 +219,7 @@ def _places(part: WeightView, n: int) -> list[tuple[int, Tensor]]:
 
 def _histogram(part: WeightView, low: float, high: float) -> Array:  # (BINS,)
     if not low < high:
-        low, high = low - 0.5, high + 0.5  # as histc takes them
+        low, high = low - 0.5, high + 0.5  # as torch.histc does
     counts = torch.zeros(BINS, dtype=torch.float64)
     for tensor in part.tensors:
         for piece in tensor.detach().reshape(-1).split(_CHUNK):

@@ -22,9 +22,9 @@ _WAITING = '<!doctype html><meta http-equiv="refresh" content="1"><title>softsha
 
 
 class LivePage(Hook):
-    """Serves the page of a folder as it was after the latest epoch; drawn when asked for, once for each epoch.
+    """Serves the page of a folder after the latest epoch. The page is drawn on request, at most once for each epoch.
 
-    To be listed after the hooks that write to the folder, and used in a `with`, at whose end the server stops.
+    List it after the hooks that write to the folder, and use it in a `with`: the server stops at its end.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:

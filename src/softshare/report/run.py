@@ -1,4 +1,4 @@
-"""What a run's folder holds, read for its report; any of it may be missing, as while the run is under way."""
+"""Read a run's folder for its report. Any file may be missing, for example while the run is under way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from softshare.result import Result
 @dataclass(frozen=True, eq=False)
 class Run:
     folder: Path
-    history: tuple[dict[str, float], ...]  # a row of history.csv each
+    history: tuple[dict[str, float], ...]  # the rows of history.csv
     frames: Frames | None
     result: Result | None
     info: FileInfo | None  # of model.sws
@@ -35,7 +35,7 @@ class Run:
             raise ConfigError(f"expected the folder of a run, with {HISTORY} or {RESULT} in it, got {folder}")
         history = _history(folder / HISTORY) if (folder / HISTORY).exists() else ()
         if not history and not (folder / RESULT).exists():
-            raise ConfigError(f"{folder / HISTORY} has no epoch yet; there is nothing to show before the first")
+            raise ConfigError(f"{folder / HISTORY} has no epoch yet; try again after the first one")
         return cls(
             folder,
             history,
@@ -45,12 +45,12 @@ class Run:
         )
 
     def checkpoint(self, file: str) -> Mapping[str, Tensor]:
-        """A checkpoint of the run, each tensor read when asked for; empty where there is none."""
+        """A checkpoint of the run; empty if the file is missing. Each tensor is read on access."""
         return SafetensorsFile(self.folder / file) if (self.folder / file).exists() else {}
 
     @property
     def merging(self) -> MergeConfig:
-        """As configured; by default, as long as the run has no result."""
+        """The settings of the run; the defaults until it has a result."""
         own = self.result.config.get("merge", {}) if self.result else {}
         return MergeConfig(own.get("merge_threshold", MergeConfig().merge_threshold))
 

@@ -1,4 +1,4 @@
-"""How figures look, and how they become SVG and PNG: one palette, fit for colour-blind readers, on light and dark."""
+"""The style of the figures, and their SVG and PNG. The palette suits colour-blind readers, on light and dark pages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from softshare.errors import NotAvailableError
 from softshare.report.frames import Array
 
 INK, FAINT, GROUND = "#1a1b1c", "#646669", "#fdfefe"
-# Okabe and Ito's blue and vermilion; the others lie far from these, from each other and from ink for an eye without red
-# or green cones, too, and none is too pale for a line on white.
+# Blue and vermilion are Okabe and Ito's. The others differ from these, from each other and from ink, also for an eye
+# without red or green cones. None is too pale for a line on white.
 SERIES = ("#0072b2", "#d55e00", "#0f2d96", "#c37869", "#692d00", "#0078f0", "#874b69")
-# Of what is drawn as pixels, which no variable of the page can change: seen on white and on black.
+# Colours of pixels, which no variable of the page can change. They are visible on white and on black.
 POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"
-# What a colour of a figure is called in the page, which has other ones in the dark.
+# The page's variable for each colour of a figure. A dark page sets other colours.
 VARIABLES = {INK: "ink", FAINT: "faint", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
 _TIP = "tip:"
 _SETTINGS = {
@@ -43,7 +43,7 @@ _SETTINGS = {
     "ytick.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "svg.fonttype": "none",  # text as text: smaller, and it can be searched
+    "svg.fonttype": "none",  # text stays text: smaller and searchable
 }
 
 
@@ -69,17 +69,17 @@ def new_figure(width: float = 4.8, height: float = 3.4) -> Any:
 
 
 def tip(artist: Any, text: str) -> None:
-    """What to show where the pointer is on it."""
+    """Set the text that appears when the pointer is on the artist."""
     artist.set_gid(_TIP + text)
 
 
 def beside(axes: Any, x: float, y: float, text: str) -> None:
-    """At the end of a bar."""
+    """Write a text at the end of a bar."""
     axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def epoch_tips(axes: Any, epochs: Array, texts: list[str]) -> None:
-    """An invisible strip for each epoch."""
+    """Add an invisible strip with a tooltip for each epoch."""
     half = np.diff(epochs).max() / 2 if len(epochs) > 1 else 0.5
     for epoch, text in zip(epochs, texts, strict=True):
         strip = axes.axvspan(epoch - half, epoch + half, color=FAINT, alpha=0.004, linewidth=0, zorder=9)
@@ -87,7 +87,7 @@ def epoch_tips(axes: Any, epochs: Array, texts: list[str]) -> None:
 
 
 def to_svg(figure: Any, salt: str) -> str:
-    """As matplotlib writes it; the salt keeps the ids of figures in one page apart."""
+    """The SVG that matplotlib writes. The salt keeps the ids of figures in one page apart."""
     import matplotlib
 
     file = io.BytesIO()
@@ -97,12 +97,12 @@ def to_svg(figure: Any, salt: str) -> str:
 
 
 def for_file(svg: str) -> str:
-    """With native tooltips."""
+    """The SVG with native tooltips."""
     return re.sub(rf'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", svg)
 
 
 def for_page(svg: str) -> str:
-    """Colours by the page's variables, tooltips by its script, as large as its place."""
+    """The SVG with the page's variables as colours, tooltips for its script, and no size of its own."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     for name in ("width", "height"):
         svg = re.sub(rf'(<svg [^>]*?) {name}="[^"]*"', r"\1", svg, count=1)
@@ -120,7 +120,7 @@ def signed_image(
     values: Array,  # (h, w)
     largest: float,
 ) -> Array:  # (h, w, 4)
-    """Blue above 0, orange below, the stronger the larger; NaN and 0 are clear, so that it lies on any ground."""
+    """Blue above 0 and orange below, stronger for larger values. NaN and 0 are clear, so any background works."""
     clear = np.nan_to_num(values)
     image = np.zeros((*values.shape, 4))
     image[..., :3] = np.where(clear[..., None] > 0, POSITIVE, NEGATIVE)
@@ -130,13 +130,13 @@ def signed_image(
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """The limits of an axis that shows what lies between."""
+    """The limits of an axis, with a margin around the values."""
     margin = 0.04 * (high - low) or 0.5
     return float(low - margin), float(high + margin)
 
 
 def shorten(name: str, most: int = 28) -> str:
-    """The end of a name, which tells tensors apart."""
+    """Keep the end of a long name, because it tells tensors apart."""
     return name if len(name) <= most else "…" + name[1 - most :]
 
 

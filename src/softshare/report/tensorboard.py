@@ -12,7 +12,7 @@ from softshare.train.hooks import EpochRecord, Hook
 
 
 class TensorBoardLog(Hook):
-    """One event file in the folder, a point per epoch."""
+    """Writes one event file to the folder, with a point per epoch."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if importlib.util.find_spec("tensorboard") is None:

@@ -1,1 +1,1 @@
-"""Other weights of the same function: units reordered, units without effect removed."""
+"""Other weights for the same function: units in another order, units without effect removed."""

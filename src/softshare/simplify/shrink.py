@@ -1,4 +1,4 @@
-"""Shrink: the same function by a smaller network, without the hidden units that do nothing."""
+"""Shrink: a smaller network for the same function, without the hidden units that do nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from softshare.simplify.symmetries import Units
 
 @torch.no_grad()
 def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A smaller copy of `model`, with `weights` where given, that computes the same in evaluation mode.
+    """A smaller copy of `model` that computes the same in evaluation mode. `weights` may replace the model's own.
 
-    In chains of Linear and Conv2d, a hidden unit goes whose outgoing weights are all 0, or whose incoming ones are:
-    its constant output is added to the next layer's biases. One that goes may leave others without effect: repeated
-    until nothing changes. A constant stays where zero padding, or a pooling that counts it, makes it differ from place
-    to place. Every layer keeps at least one unit. Functions agree to float rounding.
+    In chains of Linear and Conv2d, a hidden unit is removed if its outgoing weights are all 0. It is also removed if
+    its incoming weights are all 0: its constant output is then added to the next layer's biases. A removed unit may
+    leave others without effect, so this repeats until nothing changes. A constant stays if zero padding, or a pooling
+    that counts the padding, makes it differ from place to place. Every layer keeps at least one unit. The two functions
+    agree up to float rounding.
     """
     small = copy.deepcopy(model)
     if weights is not None:
@@ -46,14 +47,14 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
 
 
 def _tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
-    """Copies of a layer's weights and biases, zeros where it has none."""
+    """Copies of a layer's weights and biases; zeros if it has no biases."""
     weight = layer.get_parameter("weight").detach().clone(memory_format=torch.contiguous_format)
     bias = weight.new_zeros(weight.shape[0]) if layer.bias is None else layer.get_parameter("bias").detach().clone()
     return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
 def _keeps_constants(layer: nn.Module) -> bool:
-    """Whether a layer sees a constant input channel as that constant at every place."""
+    """Whether the layer sees a constant input channel as the same constant at every place."""
     return not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.padding in ((0, 0), "valid")
 
 
@@ -61,9 +62,9 @@ def _empty_units_(
     link: Link,
     units: Units,
     next_bias: Tensor,  # (units of the next layer,)
-    uniform: bool,  # whether the next layer sees constants as such
+    uniform: bool,  # whether the next layer sees a constant as the same at every place
 ) -> bool:
-    """Set the weights of units that do nothing, or could be biases instead, to 0; whether there was one."""
+    """Zero the weights of units that do nothing or that biases can replace. Returns whether there was such a unit."""
     reads, feeds = (units.incoming != 0).any(1), (units.outgoing != 0).any(2).any(0)
     constant = _arriving(link, units.bias)
     known = (constant == 0) | (~constant.isnan() & uniform)
@@ -78,8 +79,8 @@ def _arriving(
     link: Link,
     values: Tensor,  # (units,)
 ) -> Tensor:  # (units,)
-    """What units of these constant outputs reach the next layer as; NaN where that is not the same everywhere."""
-    values = values.clone()  # a step may act in place
+    """The constants that reach the next layer from units with these outputs; NaN if they vary from place to place."""
+    values = values.clone()  # a step may work in place
     for step in link.steps:
         if step.kind == "unit":
             values = step.apply(values)
@@ -89,7 +90,7 @@ def _arriving(
 
 
 def _cut_(tensors: dict[str, Tensor], links: Sequence[Link], units: Sequence[Units]) -> None:
-    """Leave out the units without outgoing weights: first from the next layer's inputs, then from their own layer."""
+    """Remove the units without outgoing weights, first from the next layer's inputs, then from their own layer."""
     kept = [_kept(u) for u in units]
     for link, u, keep in zip(links, units, kept, strict=True):
         name = f"{link.target}.weight"
@@ -106,7 +107,7 @@ def _kept(units: Units) -> Tensor:  # (kept,)
 
 
 def _replace_(layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
-    """Put new weights in, and a bias where there was one or is one now."""
+    """Give a layer its new weights, and its bias if it had one or needs one now."""
     trained = layer.get_parameter("weight").requires_grad
     layer.weight = nn.Parameter(weight, trained)
     if layer.bias is not None or bias.any():

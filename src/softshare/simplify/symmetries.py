@@ -1,7 +1,7 @@
-"""Symmetries of a quantized network: other weights of the same function, whose file is smaller.
+"""Symmetries of a quantized network: other weights for the same function, with a smaller file.
 
-A hidden unit that no later layer reads, or that is always 0, may lose all of its weights; and the hidden units of a
-layer may stand in any order. Where layers feed each other unit by unit is found by `chains.find_links`.
+A hidden unit that no later layer reads, or that is always 0, may lose all of its weights. The hidden units of a layer
+may stand in any order. `chains.find_links` finds the layers that feed each other unit by unit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _Order = npt.NDArray[np.int64]  # (units,)
 _Distance = npt.NDArray[np.float64]  # (units, units)
 
 _DEFAULTS = EncodeConfig()
-PASSES = 2  # over the layers: the best order of one depends on its neighbours'; a second pass earned up to 0.2%
-MOST_UNITS = 1 << 12  # of a layer whose units are ordered by distance: all pairs are compared
-MOST_WEIGHTS = 1 << 24  # of such a layer and the next
+PASSES = 2  # over the layers: a layer's best order depends on its neighbours'; a second pass earned up to 0.2%
+MOST_UNITS = 1 << 12  # in a layer whose units are ordered by distance, which compares all pairs
+MOST_WEIGHTS = 1 << 24  # in such a layer and the next
 
 
 class Moved(NamedTuple):
-    """Which unit of the network stands at each place of a tensor; None if they are where they were."""
+    """Which unit of the network stands at each place of a tensor; None if the units have not moved."""
 
     rows: Tensor | None = None  # (units,)
-    columns: Tensor | None = None  # (units,), each of one or more weights of a row
+    columns: Tensor | None = None  # (units,); a unit has one or more weights of a row
 
     def back(
         self,
@@ -50,46 +50,47 @@ class Moved(NamedTuple):
 
 
 class Simplified(NamedTuple):
-    """A quantized network with its units in another order, and what was done or left, and why."""
+    """A quantized network with its units in another order, and messages: what changed, what did not, and why."""
 
     quantized: QuantizedWeights
     messages: list[str]
-    moved: dict[str, Moved]  # by tensor; those that are not in it have their units where they were
+    moved: dict[str, Moved]  # by tensor; in all other tensors no unit has moved
 
 
 def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> Simplified:
-    """Weights of the same function whose file, as `config` writes it, is no larger.
+    """Weights for the same function whose file, as `config` writes it, is no larger.
 
-    Hidden units without effect lose their weights and biases, until there are none left; then the units of each layer
-    are put into the best of a few orders, layer after layer, by the size of the file. Deterministic. The model gives
-    its structure and is only read; `quantized` is not changed. Functions agree but for the order of float sums.
+    Hidden units without effect lose their weights and biases, until no such unit is left. Then the units of each layer
+    are put into the best of a few orders, layer after layer, by the size of the file. The result is deterministic. The
+    model gives its structure and is only read; `quantized` does not change. The two functions agree except for the
+    order of float sums.
 
-    A unit whose incoming weights are all 0 but whose constant output is not is left as it is: its part in the next
-    layer would have to be added to that layer's biases, and the sum is in general no value of the codebook.
+    A unit stays if its incoming weights are all 0 but its constant output is not 0. Its effect would have to move into
+    the next layer's biases, and the sums are in general not values of the codebook.
     """
     links, messages = _usable_links(model, quantized)
     if not links:
         return Simplified(quantized, messages, {})
     bare, removed = _without_idle_units(quantized, links)
-    ordered, names, orders = bare, dict.fromkeys(removed, "as it was"), dict[str, Tensor]()
+    ordered, names, orders = bare, dict.fromkeys(removed, "unchanged"), dict[str, Tensor]()
     for link in links * PASSES:
         found = _best_order(ordered, link, config)
         if found is not None:
             ordered, names[link.source], order = found
             orders[link.source] = orders[link.source][order] if link.source in orders else order
-    # A coder that learns may, by chance, gain nothing from fewer weights: then all stays as it was.
+    # An adaptive coder may, by chance, gain nothing from fewer weights: then nothing changes.
     candidates = (quantized, bare, ordered)
     sizes = [len(encode(candidate, config)) for candidate in candidates]
     best = sizes.index(min(sizes))
     for link in links:
-        n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "as it was"
+        n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "unchanged"
         messages.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
     messages.append(f"file: {sizes[0]} -> {sizes[best]} bytes")
     return Simplified(candidates[best], messages, _moved(links, orders) if best == 2 else {})
 
 
 def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
-    """From the order of each layer's units, what has moved in each tensor: rows of its own, columns of the next."""
+    """What these orders of layers move in each tensor: rows in the layer's own tensors, columns in the next layer's."""
     moved: dict[str, Moved] = {}
     for link in links:
         if link.source in orders:
@@ -101,11 +102,11 @@ def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
 
 
 def _usable_links(model: nn.Module, quantized: QuantizedWeights) -> tuple[list[Link], list[str]]:
-    """The model's links that the quantized weights have too, and what is left as it is."""
+    """The model's links that the quantized weights share, and messages about the links that stay unchanged."""
     links, messages = find_links(model)
     shapes = {name: tuple(t.shape) for name, t in layout(model)[0].items()}
     problems = [_problem(link, shapes, quantized) for link in links]
-    left = [f"{link.source}: left as it is: {text}" for link, text in zip(links, problems, strict=True) if text]
+    left = [f"{link.source}: unchanged: {text}" for link, text in zip(links, problems, strict=True) if text]
     return [link for link, text in zip(links, problems, strict=True) if not text], [*messages, *left]
 
 
@@ -114,7 +115,7 @@ def _names(link: Link) -> list[str]:
 
 
 def _problem(link: Link, shapes: Mapping[str, tuple[int, ...]], quantized: QuantizedWeights) -> str:
-    """What in the quantized weights is not as in the model, of these shapes; empty where all is."""
+    """How the quantized weights differ from the model, whose shapes these are; empty if they agree."""
     shared = {t.name: t.shape for t in quantized.shared}
     tied = {*quantized.tied, *quantized.tied.values()}
     for name in _names(link):
@@ -131,11 +132,11 @@ def _problem(link: Link, shapes: Mapping[str, tuple[int, ...]], quantized: Quant
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
-    """The indices of one link's tensors, laid out by hidden unit: views, to be written to."""
+    """Views of the indices of one link's tensors, laid out by hidden unit. Writing to them changes the tensors."""
 
-    incoming: Tensor  # (units, inputs of one)
+    incoming: Tensor  # (units, inputs of a unit)
     bias: Tensor  # (units,)
-    outgoing: Tensor  # (units of the next layer, units, positions of one: of a kernel, or of a flattened channel)
+    outgoing: Tensor  # (units of the next layer, units, positions of a unit: in a kernel, or in a flattened channel)
 
     @classmethod
     def of(cls, indices: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], link: Link) -> Units:
@@ -161,7 +162,7 @@ class Units:
 
 
 def _open(quantized: QuantizedWeights, links: list[Link]) -> tuple[dict[str, Tensor], list[Units]]:
-    """Copies of the indices by name, and views of each link into them."""
+    """Copies of the indices by name, and each link's views of them."""
     indices = {t.name: t.indices.clone() for t in quantized.shared}
     shapes = {t.name: t.shape for t in quantized.shared}
     return indices, [Units.of(indices, shapes, link) for link in links]
@@ -174,10 +175,10 @@ def _close(quantized: QuantizedWeights, indices: Mapping[str, Tensor]) -> Quanti
 
 
 def _without_idle_units(quantized: QuantizedWeights, links: list[Link]) -> tuple[QuantizedWeights, dict[str, int]]:
-    """Units that nothing reads, or that are always 0, set to 0; how many of each link's source.
+    """The weights with idle units zeroed, and the number of such units in each link's source.
 
-    A unit that goes may leave another without effect, before or after it: repeated until nothing changes. A unit of
-    zeros stays zero under the padding of a convolution, which no other constant does.
+    A unit is idle if nothing reads it or if it is always 0. Without it, another unit before or after it may become
+    idle, so this repeats until nothing changes. A constant of 0 is the only one that zero padding does not alter.
     """
     indices, units = _open(quantized, links)
     by_name = {t.name: t for t in quantized.shared}
@@ -197,14 +198,17 @@ def _without_idle_units(quantized: QuantizedWeights, links: list[Link]) -> tuple
 
 
 def _silent_biases(link: Link, bias: QuantizedTensor | None) -> Tensor:  # (K,) bool
-    """For each index of the bias, whether a unit of that constant output reaches the next layer as 0."""
+    """For each index of the bias, whether a unit with that constant output arrives at the next layer as 0."""
     return link.vanishes(torch.zeros(1) if bias is None else bias.codebook.to(bias.dtype))
 
 
 def _best_order(
     quantized: QuantizedWeights, link: Link, config: EncodeConfig
 ) -> tuple[QuantizedWeights, str, Tensor] | None:
-    """The link's units in the order whose file is smallest, its name, and itself; None if no file is smaller."""
+    """The weights with the link's units in the order of the smallest file, the order's name, and the order.
+
+    None if no file is smaller.
+    """
     best, best_size = None, _size(quantized, link, config)
     _, (units,) = _open(quantized, [link])
     for name, order in _orders(units):
@@ -218,16 +222,17 @@ def _best_order(
 
 
 def _size(quantized: QuantizedWeights, link: Link, config: EncodeConfig) -> int:
-    """Bytes of a file of the link's tensors alone: the others do not change."""
+    """Bytes of a file with only the link's tensors: the others do not change."""
     shared = tuple(t for t in quantized.shared if t.name in _names(link))
     return len(encode(QuantizedWeights(shared, {}, {}), dataclasses.replace(config, names="keep")))
 
 
 def _orders(units: Units) -> Iterator[tuple[str, _Order]]:
-    """A few orders that suit a coder whose contexts are the densities of rows and columns and near neighbours.
+    """A few orders for a coder whose contexts are the densities of rows and columns, and near neighbours.
 
-    Units without any weight stand last in all of them: a tensor's code ends at its last non-zero. On trained LeNets
-    orders by values, biases, principal components or the centre of the non-zeros were worse than the best of these.
+    Units without weights come last in all of them, because a tensor's code ends at its last non-zero. On trained
+    LeNets, orders by values, biases, principal components or the centre of the non-zeros were worse than the best of
+    these.
     """
     reads = (units.incoming != 0).numpy()  # (units, inputs)
     feeds = (units.outgoing != 0).transpose(0, 1).flatten(1).numpy()  # (units, outputs)
@@ -246,7 +251,7 @@ def _distances(
     reads: npt.NDArray[np.bool_],  # (units, inputs)
     feeds: npt.NDArray[np.bool_],  # (units, outputs)
 ) -> Iterator[tuple[str, _Distance]]:
-    """Ways to say how unlike two units are."""
+    """Measures of how much two units differ."""
     n_in = reads.sum(1).astype(np.float64)
     incoming, outgoing, gap = _hamming(reads), _hamming(feeds), np.abs(n_in[:, None] - n_in)
     yield "the patterns of incoming weights", incoming
@@ -270,7 +275,7 @@ def _nearest_next(
     idle: npt.NDArray[np.bool_],  # (units,)
     start: int,
 ) -> _Order:
-    """From one unit to the nearest that is left, the first of those as near; the idle ones last."""
+    """From each unit to the nearest one left; the first one wins a tie. Idle units come last."""
     far = np.where(idle, np.inf, 0)
     order, here = list[int](), start
     for _ in range(int((~idle).sum())):

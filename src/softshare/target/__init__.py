@@ -1,1 +1,1 @@
-"""Targets of a run: what may be asked for, how training is steered there, how the end is trimmed to it."""
+"""Targets of a run: which limits it can have, how training is steered to them, how the result is trimmed to fit."""

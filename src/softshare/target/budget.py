@@ -1,4 +1,4 @@
-"""A budget: a run's target, how it is steered there and how what comes out is trimmed to it."""
+"""A budget: a run's target, the steering of training towards it, and the trimming of the result."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from softshare.task import Task
 
 
 def check_target(target: Target, config: CompressConfig) -> None:
-    """Whether a run by this config can be steered to it."""
+    """Raise unless a run with this config can be steered to the target."""
     if not isinstance(target, MaxBytes | MaxError | MaxErrorIncrease):
         raise ConfigError(f"target: expected MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
     if config.retrain.hard_from == 1 or not config.retrain.zeroing:
         raise ConfigError(
-            "target: it is met by zeroing in a hard phase; expected hard_from below 1 and zeroing above 0, got "
-            f"{config.retrain.hard_from} and {config.retrain.zeroing}"
+            "target: expected hard_from below 1 and zeroing above 0, because a target is met by zeroing in the hard "
+            f"phase, got {config.retrain.hard_from} and {config.retrain.zeroing}"
         )
 
 
 def check_size(target: MaxBytes, quantized: QuantizedWeights, config: CompressConfig) -> None:
-    """Whether a file can be so small: not by its shared weights, which may all be 0, but by all else in it."""
+    """Raise unless a file can be this small. Its shared weights may all be 0, but everything else takes its bytes."""
     empty = tuple(dataclasses.replace(t, indices=torch.zeros_like(t.indices)) for t in quantized.shared)
     least = len(encode(dataclasses.replace(quantized, shared=empty), config.encode))
     if target.max_bytes < least:
         raise ConfigError(
-            f"target: expected at least {least:,} bytes, which the file takes with every shared weight 0, got "
+            f"target: expected at least {least:,} bytes, the size of the file with every shared weight 0, got "
             f"{target.max_bytes:,}"
         )
 
 
 class Budget:
-    """Of one run, in which `task.model` is trained; `quantized` gives that network as it would be quantized now."""
+    """The budget of one run, which trains `task.model`. `quantized` returns that network quantized at the moment."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Budget:
         )
 
     def _resolve(self, target: Target) -> MaxBytes | MaxError:
-        """Nothing relative is left in it, and it is not known to be out of reach."""
+        """The same target as an absolute limit. Raises if it is known to be out of reach."""
         if isinstance(target, MaxErrorIncrease):
             return MaxError(self._evaluate() + target.max_error_increase)
         if isinstance(target, MaxBytes):
@@ -70,7 +70,7 @@ class Budget:
         return target
 
     def trim(self, quantized: QuantizedWeights) -> Trimmed:
-        """The finished network, its cheapest weights zeroed as far as the target asks or allows."""
+        """The finished network with its cheapest weights zeroed, as many as the target asks for or allows."""
         shared = self.prior.view.shared
         unknown = [torch.full_like(s.tensor, torch.inf) for s in shared]  # no step was hard: nothing can be cut
         curvatures = zip((s.name for s in shared), self.steering.curvatures or unknown, strict=True)
@@ -101,7 +101,7 @@ class Budget:
         return len(encode(quantized, self.config.encode))
 
     def _error(self, quantized: QuantizedWeights) -> float:
-        """By way of the file."""
+        """The error of the network that the file decodes to."""
         named = dataclasses.replace(self.config.encode, names="keep")
         state = decode(encode(quantized, named), max_bytes=None).state_dict()
         load_state_(self._judged, state, "the decoded file")

@@ -1,4 +1,4 @@
-"""Targets of a compression, in place of settings: an error that it may reach, or a file that it must fit into."""
+"""Targets of a compression: the error it may reach, or the file size it must fit into."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from softshare.errors import ConfigError
 
 @dataclass(frozen=True)
 class MaxBytes:
-    """The best network whose file has at most so many bytes, everything in it counted."""
+    """The best network whose file has at most `max_bytes` bytes, with everything in it counted."""
 
     max_bytes: int
 
@@ -22,7 +22,7 @@ class MaxBytes:
 
 @dataclass(frozen=True)
 class MaxError:
-    """The smallest file whose network has an error of at most so many percent, by `Task.evaluate`."""
+    """The smallest file whose network has an error of at most `max_error` percent, by `Task.evaluate`."""
 
     max_error: float
 
@@ -32,7 +32,7 @@ class MaxError:
 
 @dataclass(frozen=True)
 class MaxErrorIncrease:
-    """Likewise, of at most so many percentage points more than the network had before."""
+    """The smallest file whose error is at most `max_error_increase` percentage points above the network's before."""
 
     max_error_increase: float
 
@@ -50,11 +50,11 @@ def _require_percent(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a target."""
+    """What a run reached of its target."""
 
     target: Target
     limit: float  # bytes of the file, or percent of error
-    reached: float  # likewise; of the error, by `Task.evaluate` on the network that the file decodes to
+    reached: float  # in the same unit; the error is `Task.evaluate` on the network that the file decodes to
 
     @property
     def met(self) -> bool:

@@ -1,10 +1,10 @@
-"""Steering: while a network is retrained, tau, the zero mixing and the zeroing are led to where a target will be met.
+"""Steering: retraining adjusts tau, the zero mixing and the zeroing so that the run meets its target.
 
-For `MaxBytes` the file is measured after each hard epoch and held to a path that ends at the budget well before the run
-does: what is too much is zeroed, cheapest weights first. For `MaxError` the price at which weights are zeroed rises so
-long as the validation error leaves room, and falls where it does not. Where the network should be larger than it is,
-tau falls and the zero component gives weights away. Before the hard phase tau falls, too, where the network as it would
-be quantized is far above the limit or has a layer with next to no weights: without gradients nothing comes back.
+For `MaxBytes`, the file is measured after each hard epoch and follows a path that reaches the budget well before the
+run ends. While the file is above the path, weights are zeroed, the cheapest first. For `MaxError`, the price of zeroing
+rises while the validation error leaves room, and falls when it does not. If the network should be larger, tau falls and
+the zero component gives weights away. Before the hard phase, tau also falls if the quantized network is far above the
+limit or has a layer with hardly any weights: such a layer passes on no gradients and cannot recover.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from softshare.target.limits import MaxBytes, MaxError
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.zeroing import Zeroing, zero_cheapest_
 
-HOLD_FROM = 0.6  # share of the hard phase after which the network is to settle: its size is held, it does not grow
-SPARE = 1.01  # times the budget while training goes on: what is over is cut from the finished network, exactly
-CAUTION = 0.85  # of the bits to be saved, by an estimate that is too low where much is zeroed at once
-MOST_GROWTH, MOST_CUT = 1.1, 0.25  # of the weights, and of the bytes, after an epoch: it has to make up for them
-PRICE_PULL, SIZE_PULL = 8.0, 3.0  # on the logarithms, over a whole hard phase in which all of the room is left, or none
-SLACK = 0.3  # of the allowed error, more than that at the start of the hard phase: it falls as the learning rates do
-SOFT_PULL = math.log(2)  # on the logarithm of tau, after a soft epoch that leaves none of the room
-FEWEST = 0.002  # of the weights of a mixture, one at least: with fewer, a layer passes nothing on
-SAFE = 0.2  # of the allowed increase, kept while training goes on: errors scatter, and what is left over can be trimmed
-ANEW, ANEW_AFTER = 0.1, 3  # change of the size, and hard epochs, after which the simplified network is measured again
+HOLD_FROM = 0.6  # share of the hard phase after which the network settles: it keeps its size and does not grow
+SPARE = 1.01  # times the budget during training; the finished network is then cut to the exact budget
+CAUTION = 0.85  # share of the bits to save: the estimate is too low when much is zeroed at once
+MOST_GROWTH, MOST_CUT = 1.1, 0.25  # of the weights, and of the bytes, in one epoch, which must make up for them
+PRICE_PULL, SIZE_PULL = 8.0, 3.0  # change of the logarithms over a whole hard phase with all room left, or none
+SLACK = 0.3  # share of the limit allowed above it at the start of the hard phase: the error falls with the rates
+SOFT_PULL = math.log(2)  # change of the logarithm of tau after a soft epoch that leaves no room
+FEWEST = 0.002  # share of a mixture's weights, at least one weight: with fewer, a layer passes nothing on
+SAFE = 0.2  # share of the allowed increase kept free during training: errors scatter, and trimming uses what is left
+REMEASURE, REMEASURE_AFTER = 0.1, 3  # change of size, or hard epochs, after which the simplified size is measured again
 
 
 class Steering(Zeroing, Hook):
-    """Of one run. `size(exact)` is that of the file as it would be now, of the simplified network where it is exact.
+    """Steering of one run. `size(exact)` is the size of the present file; if exact, of the simplified network's file.
 
-    `error()` is the validation error of the network as it would be quantized now.
+    `error()` is the validation error of the present network, quantized.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Steering(Zeroing, Hook):
         super().__init__(config.zeroing)
         self.target, self.config, self.model, self.prior = target, config, model, prior
         self.size, self.error = size, error
-        self.curvatures: Sequence[Tensor] = ()  # as they were last
+        self.curvatures: Sequence[Tensor] = ()  # the latest ones
         self._start = 0.0  # bytes at the first hard epoch
         self._growth = 1.0  # wanted for the next epoch
-        self._measured, self._ratio, self._age = 0, 1.0, 0  # bytes at the last exact size, its share of them
+        # At the last exact measurement: plain bytes, the exact size as a share of them, and the epochs since then.
+        self._measured, self._ratio, self._age = 0, 1.0, 0
         self._error_before = 0.0
-        self._room = 0.0  # that the last epoch left below a limit on the error, from -1, far above it, to 1
-        self._settled = False
+        self._room = 0.0  # left below a limit on the error by the last epoch, from -1 (far above the limit) to 1
         self._fits = False  # whether the last epoch met a limit on the error
         self._best: tuple[tuple[bool, float], int, Any] | None = None  # merit (less is better), epoch, state
 
@@ -73,26 +73,24 @@ class Steering(Zeroing, Hook):
             if now > goal:
                 zero_cheapest_(prior, curvatures, CAUTION * 8 * (now - goal))
         elif progress < 1 and self._room > -1:
-            # after the last epoch it is the trimming's, by measured errors; and a broken network's gradients do not
-            # tell what its weights are worth
+            # After the last epoch, trimming does this by measured errors. The gradients of a broken network do not
+            # tell what its weights are worth.
             zero_cheapest_(prior, curvatures, CAUTION * 8 * MOST_CUT * self.size(False), self.zeroing * price)
 
     def _unsettled(self, progress: float) -> float:
-        """From 1 at the start of the hard phase to 0 where it is to settle."""
+        """Falls from 1 at the start of the hard phase to 0 where the network settles."""
         share = (progress - self.config.hard_from) / (1 - self.config.hard_from)
         return max(0.0, 1 - share / HOLD_FROM)
 
     def _bytes(self) -> float:
         plain = self.size(False)
-        if abs(plain - self._measured) > ANEW * self._measured or self._age >= ANEW_AFTER:
+        if abs(plain - self._measured) > REMEASURE * self._measured or self._age >= REMEASURE_AFTER:
             self._measured, self._ratio, self._age = plain, self.size(True) / plain, 0
         self._age += 1
         return plain * self._ratio
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """The error is that of the network before it grows: what comes in is in place only after an epoch more."""
-        if self._settled:
-            return
+        """The recorded error is that of the network before it grows: new weights need an epoch to find their place."""
         if record.epoch == 0:
             self._error_before = record.validation_error
             return
@@ -107,7 +105,7 @@ class Steering(Zeroing, Hook):
         if not self.curvatures and is_starved(self.prior):
             self._growth = max(self._growth, math.exp(SOFT_PULL))
         self.tau_scale = min(1.0, self.tau_scale / self._growth)
-        if unsettled and self._growth > 1:  # soft yet: there is little to do but to let tau fall
+        if unsettled and self._growth > 1:  # in the soft phase, only tau can fall
             grow_(self.prior, min(MOST_GROWTH, self._growth) if self.curvatures else 1.0)
 
     def _judge(self, limit: float, error: float, unsettled: float) -> None:
@@ -128,11 +126,7 @@ class Steering(Zeroing, Hook):
             self._best = merit, record.epoch, state
 
     def settle_(self) -> int | None:
-        """After retraining: where the last network is above a limit on the error, the best one; returns its epoch.
-
-        Epochs that follow, of the codebooks, are not looked at.
-        """
-        self._settled = True
+        """After retraining, restore the best network if the last one is above an error limit. Returns its epoch."""
         if self._best is None or self._best[1] == self.config.epochs or self._fits:
             return None
         _, epoch, (model, prior) = self._best
@@ -143,12 +137,12 @@ class Steering(Zeroing, Hook):
 
 @torch.no_grad()
 def grow_(prior: MixturePrior, factor: float) -> None:
-    """Lower the zero components' mixings until there are so many times as many weights, and the fewest in each mixture.
+    """Lower the zero mixings until there are `factor` times as many weights, and at least the fewest in each mixture.
 
-    No mixing is lowered to less than a half, which may be before that.
+    No mixing falls below a half, so there may be fewer.
     """
     logit = prior.zero_logit.clone()
-    most = logit.clamp(min=0)  # that may be taken off each
+    most = logit.clamp(min=0)  # may be taken off each
     wanted = factor * int(_n_nonzero(prior).sum())
     off, _ = _take_off_(prior, logit, most, torch.zeros_like(most), lambda n: (n.sum() >= wanted).expand_as(n))
     if is_starved(prior):
@@ -163,7 +157,8 @@ def _take_off_(
     most: Tensor,  # (parts,)
     low: Tensor,  # (parts,)
     is_enough: Callable[[Tensor], Tensor],  # (parts,) non-zero weights of each mixture -> (parts,) bool
-) -> tuple[Tensor, Tensor]:  # (parts,) each: what is too little, which is taken off in the end, and what is enough
+) -> tuple[Tensor, Tensor]:  # (parts,) each: what is too little, and is taken off in the end; and what is enough
+    """Search by halving for what to take off each logit, between `low` and `most`."""
     high = torch.maximum(low, most.max().expand_as(most))
     for _ in range(12):
         middle = (low + high) / 2
@@ -176,7 +171,7 @@ def _take_off_(
 
 @torch.no_grad()
 def is_starved(prior: MixturePrior) -> bool:
-    """Whether some mixture has next to no weight that is not zero."""
+    """Whether some mixture has hardly any non-zero weights."""
     return bool((_n_nonzero(prior) < _fewest(prior)).any())
 
 

@@ -1,7 +1,7 @@
-"""Trim: zero the cheapest weights of a quantized network, as many as its target asks for, by the files themselves.
+"""Trim: zero the cheapest weights of a quantized network, as many as its target asks for.
 
-Cheap is a weight that adds little to the loss, by its curvature, for the bits it saves. Their estimate proposes, and
-what is measured on the file decides.
+A weight is cheap if zeroing it adds little to the loss, by its curvature, for the bits it saves. The estimate proposes;
+the measured file decides.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified
 from softshare.train.zeroing import Cheapest, cost_and_bits
 
-NEAR = 0.99  # of a budget in bytes: near enough
+NEAR = 0.99  # share of a budget in bytes that is near enough
 MOST_TRIES = 16
-FIRST_STEP = 0.01  # of the bits that all weights could save
+FIRST_STEP = 0.01  # share of the bits that all weights could save
 HALVINGS = 5
 
 
@@ -43,7 +43,7 @@ class Cuts:
         self.total = self._cheapest.total
 
     def saving(self, bits: float) -> QuantizedWeights:
-        """So many bits are saved, by estimate."""
+        """The network with the cheapest weights zeroed that save `bits` by estimate."""
         if bits <= 0:
             return self.quantized
         masks = iter(self._cheapest.saving(bits))
@@ -57,7 +57,7 @@ class Cuts:
 def trim_to_bytes(
     cuts: Cuts, limit: int, simplify: Callable[[QuantizedWeights], Simplified], size: Callable[[QuantizedWeights], int]
 ) -> Trimmed:
-    """The largest file found of at most so many bytes, within 1% of it as a rule; if there is none, the smallest."""
+    """The largest file found within the limit, usually within 1% of it. If no file fits, the smallest."""
 
     def at(bits: float) -> Trimmed:
         simplified = simplify(cuts.saving(bits))
@@ -90,7 +90,7 @@ def trim_to_error(
     simplify: Callable[[QuantizedWeights], Simplified],
     error: Callable[[QuantizedWeights], float],
 ) -> Trimmed:
-    """As much zeroed as was found to keep the error within the limit."""
+    """The network with the most weights zeroed for which the error was found to be within the limit."""
     fitting, step = [0.0], FIRST_STEP * cuts.total
     tried = step
     while tried < cuts.total and error(cuts.saving(tried)) <= limit:
@@ -105,7 +105,7 @@ def trim_to_error(
             low = middle
         else:
             high = middle
-    for bits in reversed(fitting):  # simplifying changes the order of float sums, and so, rarely, an answer
+    for bits in reversed(fitting):  # simplifying changes the order of float sums, which rarely changes an answer
         simplified = simplify(cuts.saving(bits))
         trimmed = Trimmed(simplified, error(simplified.quantized))
         if trimmed.reached <= limit:

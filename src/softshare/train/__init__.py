@@ -1,1 +1,1 @@
-"""Training under the prior: soft, then hard steps, zeroing of weights, distillation, and hooks to watch it."""
+"""Training under the prior: soft steps, then hard steps, zeroing of weights, distillation, and hooks to watch it."""

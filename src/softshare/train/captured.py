@@ -38,8 +38,8 @@ class CapturedStep(Step):
         self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
         self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
         self._own_grads: list[Tensor] = []
-        self._graphs: dict[Any, _Graph] = {}
-        self._runs: Counter[Any] = Counter()  # of each shape of batch, before it is captured
+        self._graphs: dict[_Key, _Graph] = {}
+        self._runs: Counter[_Key] = Counter()  # of each shape of batch, before it is captured
         self._way = (list(prior.reaches) if prior else None, self.hard)
 
     def _make_optimizers(
@@ -68,7 +68,7 @@ class CapturedStep(Step):
             if key not in self._graphs:
                 if len(self._graphs) == MOST_GRAPHS:
                     raise ConfigError(
-                        f"capture: batches of more than {MOST_GRAPHS} shapes, each of which takes a graph and its "
+                        f"capture: the batches have more than {MOST_GRAPHS} shapes, and each takes a graph and its "
                         "memory; pad them to fewer, or train without capture"
                     )
                 self._graphs[key] = _Graph(super().__call__, flat, self._stream)
@@ -134,6 +134,16 @@ class _Graph:
         return self._out
 
 
+class _Key(NamedTuple):
+    """Equal for batches that one graph can replay."""
+
+    form: TreeSpec
+    shapes: tuple[tuple[torch.Size, torch.dtype], ...]
+
+    def __hash__(self) -> int:
+        return hash(self.shapes)  # a form has no hash in torch 2.7
+
+
 class _Batch(NamedTuple):
     """A batch as its tensors and the form that holds them: which containers, with which names, in which order."""
 
@@ -141,9 +151,8 @@ class _Batch(NamedTuple):
     form: TreeSpec
 
     @property
-    def key(self) -> Any:
-        """Equal for batches that one graph can replay."""
-        return self.form, *((t.shape, t.dtype) for t in self.tensors)
+    def key(self) -> _Key:
+        return _Key(self.form, tuple((t.shape, t.dtype) for t in self.tensors))
 
 
 def _flatten(batch: Any) -> _Batch:
@@ -164,7 +173,8 @@ def _register(kind: type) -> None:
             lambda values, names: kind(dict(zip(names, values, strict=True))),
         )
     elif issubclass(kind, list | tuple):
-        register_pytree_node(kind, lambda held: (list(held), None), lambda values, _: kind(values))
+        make = getattr(kind, "_make", kind)  # torch 2.7 does not know subclasses of named tuples
+        register_pytree_node(kind, lambda held: (list(held), None), lambda values, _: make(values))
     elif dataclasses.is_dataclass(kind):
         # Not torch's `register_dataclass`: it takes a field that is None for a part of the form.
         names = [f.name for f in dataclasses.fields(kind) if f.init]

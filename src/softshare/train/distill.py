@@ -20,14 +20,13 @@ from softshare.task import Task
 def distilled(task: Task, teacher: nn.Module, share: float, temperature: float = 2.0) -> Task:
     """The same task with the loss `(1 - share) * task.loss + share * temperature^2 * KL(teacher || student)`.
 
-    The divergence is that of the two softmaxes at the temperature, its mean over the batch. The teacher is a copy of
-    the one given, as it is now, in evaluation mode; `task.model` itself may be one. How the network is judged stays as
-    it was.
+    The divergence is between the two softmaxes at the temperature, averaged over the batch. The teacher is copied now
+    and runs in evaluation mode, so `task.model` itself may be the teacher. `task.evaluate` does not change.
     """
     if task.outputs is None:
-        raise ConfigError("distilled: the task has no `outputs` by which to compare; give Task(outputs=...) the logits")
+        raise ConfigError("distilled: expected a task with `outputs`, got none. Give the logits as Task(outputs=...)")
     if not isinstance(teacher, nn.Module):
-        raise ConfigError(f"distilled: expected a torch.nn.Module for a teacher, got {type(teacher).__name__}")
+        raise ConfigError(f"distilled: expected a torch.nn.Module as the teacher, got {type(teacher).__name__}")
     if not _is_number(share) or not 0 <= share <= 1:
         raise ConfigError(f"share: expected a number between 0 and 1, got {share!r}")
     if not _is_number(temperature) or not 0 < temperature < math.inf:
@@ -55,7 +54,7 @@ def soft_divergence(
     """Mean over the batch of `KL(softmax(teacher / T) || softmax(student / T))`, in nats."""
     if student.dim() != 2 or teacher.shape != student.shape:
         raise ConfigError(
-            "distilled: expected logits (batch, classes) of one shape, got "
+            "distilled: expected logits of the same shape (batch, classes), got "
             f"{tuple(teacher.shape)} from the teacher and {tuple(student.shape)} from the model"
         )
     dtype = torch.promote_types(student.dtype, torch.float32)
@@ -69,9 +68,9 @@ def _is_number(value: object) -> bool:
 
 @contextmanager
 def _one_pass(model: nn.Module) -> Iterator[None]:
-    """Called again on the very tensors of the call before, the model returns what it did then.
+    """Within, a second call on the same tensor objects returns what the first call returned.
 
-    So the loss and the outputs share a forward pass: half the time, and batch statistics are counted once.
+    So the loss and the outputs share a forward pass. It halves the time, and batch statistics are counted once.
     """
     forward, own = model.forward, "forward" in vars(model)
     last: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None

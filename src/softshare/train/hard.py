@@ -1,8 +1,8 @@
-"""The hard phase: the network runs on quantized weights, while the weights behind them go on being trained.
+"""The hard phase: the network runs on quantized weights, while training updates the weights behind them.
 
-In each step every shared weight takes the mean of its most responsible component for the time of forward and
-backward. The gradient found there is used for the weight itself, straight through, and summed over a component's
-weights it is the gradient of that component's mean. The prior goes on pulling the weights behind.
+In each step every shared weight takes the mean of its most responsible component during forward and backward. The
+gradient found there serves as the gradient of the weight itself (straight through). Its sum over a component's weights
+is the gradient of that component's mean. The prior keeps pulling the weights behind.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from softshare.prior.prior import MixturePrior
 
 @contextmanager
 def hard_step(prior: MixturePrior) -> Iterator[None]:
-    """For the forward and backward of a step: the network is quantized, and afterwards the means have gradients too.
+    """Quantize the network for the forward and backward of a step, and give the means their gradients afterwards.
 
-    Gradients that the weights have already are added to, and are no part of the means'.
+    Gradients that the weights had before are added to, and do not count towards the means.
     """
     weights = prior.view.tensors
     before = [w.grad for w in weights]
@@ -39,7 +39,7 @@ def hard_step(prior: MixturePrior) -> Iterator[None]:
 
 @contextmanager
 def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
-    """Within, the network is the quantized one; yields the component of each weight, tensor by tensor."""
+    """Within, the network has its quantized weights. Yields the component of each weight, tensor by tensor."""
     assigned, kept = [], []
     try:
         with torch.no_grad():
@@ -51,13 +51,13 @@ def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
         yield assigned
     finally:
         with torch.no_grad():
-            if kept:  # less than all after an error
+            if kept:  # after an error it may be incomplete
                 torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
 
 
 @torch.no_grad()
 def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None:
-    """Add to each mean's gradient the sum of its weights' gradients, as they are before the prior adds its own."""
+    """Add the sum of its weights' gradients to each mean's gradient. Call it before the prior adds its own."""
     if not prior.means.requires_grad:
         return
     rows = [k for k, part in enumerate(prior.parts) for _ in part.shared]

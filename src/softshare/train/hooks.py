@@ -1,4 +1,4 @@
-"""What training tells whoever watches: the record of an epoch, and the hooks that are called as it goes on."""
+"""How to watch training: the record of an epoch, and the hooks that training calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from softshare.prior.prior import MixturePrior
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One line of the history. Bits and components are those of the network if it were quantized now, unmerged."""
+    """One line of the history. Bits and components are those of the network quantized at that time, without merging."""
 
     epoch: int  # 0 is the state before the first step
     seconds: float
@@ -18,16 +18,16 @@ class EpochRecord:
     task_loss: float  # mean over the epoch, in nats
     prior_loss: float  # -log p(w, theta), in nats; a density, so it may be negative
     complexity_bits: float  # bits to name every weight's component under the mixture
-    validation_error: float  # percent, of the network as it is; in the hard phase, as everything there, quantized
-    components_alive: int  # components that are the most responsible for some weight, zero included, of all mixtures
-    density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights of each shared tensor
+    validation_error: float  # percent; in the hard phase it is that of the quantized network
+    components_alive: int  # of all mixtures: components that are most responsible for some weight, zero included
+    density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights in each shared tensor
 
 
 class Hook:
-    """What may be done while training goes on; every method does nothing unless overridden."""
+    """What to do during training. Every method does nothing unless overridden."""
 
     def on_prior(self, prior: MixturePrior | None) -> None:
-        """Called first: the prior that training is under and changes in place, if any."""
+        """Called first, with the prior that training changes in place, if there is one."""
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None: ...
 
@@ -36,13 +36,13 @@ class Hook:
     def on_epoch(self, record: EpochRecord) -> None: ...
 
     def on_return(self, epoch: int) -> None:
-        """Called where a target takes the network of an earlier epoch: it and the prior are again as they were then."""
+        """Called if a target restores the network and the prior of an earlier epoch."""
 
     def on_end(self) -> None:
-        """Called last, after an error too."""
+        """Called last, even after an error."""
 
 
-Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to the hooks it runs with
+Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to its hooks
 
 
 def no_hooks(title: str) -> Sequence[Hook]:

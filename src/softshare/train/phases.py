@@ -1,4 +1,4 @@
-"""Several trainings after each other as one history, which the hooks see as one."""
+"""Several trainings in a row as one history. Hooks see them as one training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from softshare.train.zeroing import Zeroing
 
 
 class Phases(Hook):
-    """Epochs are numbered through. A phase begins with a record of its own, at the epoch where the one before it ended:
-    the network as pruning or sharing has left it.
+    """Epochs are numbered across phases. Each phase starts with a record of its own, at the epoch where the phase
+    before it ended: it shows the network as pruning or sharing has left it.
     """
 
     def __init__(self, task: Task, epochs: int, hooks: Sequence[Hook]) -> None:

@@ -1,4 +1,4 @@
-"""Hooks for `retrain_`: a progress bar with time left, and a CSV log."""
+"""Hooks for `retrain_`: a progress bar with the time left, and a CSV log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from softshare.train.hooks import EpochRecord, Hook
 
 
 class ProgressBar(Hook):
-    """A rich progress bar; where the output is not a terminal, a line every tenth of the run."""
+    """A rich progress bar. If the output is not a terminal, it prints a line every tenth of the run."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title, self.console = title, console or Console(stderr=True)
@@ -58,7 +58,7 @@ class ProgressBar(Hook):
 
 
 class CsvLog(Hook):
-    """One row per epoch, written as it happens; the densities of the shared tensors are the last columns."""
+    """One row per epoch, written at once. The densities of the shared tensors are the last columns."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

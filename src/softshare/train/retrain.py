@@ -1,4 +1,4 @@
-"""Retrain under the prior: task loss plus tau / N times -log p(w, theta) (paper, section 4.1); soft, then hard."""
+"""Retrain under the prior: task loss plus tau / N times -log p(w, theta) (paper, section 4.1), soft and then hard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.step import Latent, Step
 from softshare.train.zeroing import Zeroing, bit_price
 
-CHECK_EVERY = 50  # steps between looks at the loss: each look makes a GPU wait
+CHECK_EVERY = 50  # steps between two checks of the loss; each check synchronises the GPU
 
 
 def retrain_(
@@ -36,12 +36,12 @@ def retrain_(
 ) -> tuple[EpochRecord, ...]:
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
 
-    With `latent`, the optimizer trains that, and the model's parameters follow from it. With `zeroing`, that decides
-    what is zeroed and may scale tau; by default it is done as the config says. With `config.distill` the network as it
-    is now is the teacher.
+    With `latent`, the optimizer trains that, and the model's parameters follow from it. `zeroing` decides what is
+    zeroed and may scale tau; the config sets its default. With `config.distill`, a copy of the network made now is the
+    teacher.
 
-    A loss that is NaN or infinite ends it with `DivergedError`, the model and the prior as they were after the last
-    good epoch. The global random state is seeded for the run and put back after it.
+    A NaN or infinite loss raises `DivergedError`, and restores the model and the prior of the last good epoch. The
+    global random state is seeded for the run and restored afterwards.
     """
     if config.distill:
         task = distilled(task, task.model, config.distill)
@@ -65,7 +65,7 @@ def retrain_(
                 _restore(task, prior, good)
                 under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
                 raise DivergedError(
-                    f"training diverged in epoch {epoch}: {problem}. The weights are again those before that epoch. "
+                    f"training diverged in epoch {epoch}: {problem}. The weights from before that epoch are restored. "
                     + (under_prior if prior else "Lower the learning rate."),
                     good[0],
                 ) from None
@@ -101,10 +101,10 @@ def _train_epoch(
         for hook in hooks:
             hook.on_step(epoch, step)
     if step == 0:
-        again = "" if epoch == 1 else f" in epoch {epoch}: it must give its batches anew each time it is iterated"
-        raise ConfigError(f"Task.train gave no batch{again}")
+        again = "" if epoch == 1 else f" in epoch {epoch}. It must give its batches each time it is iterated"
+        raise ConfigError(f"Task.train: expected at least one batch, got none{again}")
     _require_finite("the loss", float(run_step.sums[1]))
-    for name, parameter in task.model.named_parameters():  # the last step may have broken what no loss has seen yet
+    for name, parameter in task.model.named_parameters():  # no loss has seen the last step yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
@@ -151,7 +151,7 @@ def _require_finite(what: str, value: float) -> None:
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
-    """How many they are, where they can say."""
+    """The number of batches, or None if they do not know it."""
     try:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:  # no length, or a DataLoader over a dataset without one
@@ -170,7 +170,7 @@ def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> 
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed the global random state, that of the model's GPU too, and put it back afterwards."""
+    """Seed the global random state, including that of the model's GPU, and restore it afterwards."""
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

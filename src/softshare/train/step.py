@@ -1,4 +1,4 @@
-"""One training step, as it is or captured into a CUDA graph: a small network's steps are bound by launches."""
+"""One training step. `captured` has the same step as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from softshare.train.zeroing import Curvature
 
 
 class Latent:
-    """What the optimizer trains in place of the network's parameters, and how these follow from it.
+    """What the optimizer trains in place of the network's parameters, and how the parameters follow from it.
 
-    This one is the identity: the optimizer trains the parameters themselves. Another may hold some of them to a mask or
-    to a codebook. What it does in a step may be captured, so it must not wait for the GPU, and keeps its tensors.
+    This one is the identity: the optimizer trains the parameters themselves. A subclass may hold some of them to a mask
+    or a codebook. A graph may capture what it does in a step, so it must not synchronise the GPU, and must keep the
+    same tensors.
     """
 
     def parameters(self, model: nn.Module) -> list[Tensor]:
         return list(model.parameters())
 
     def pull_(self) -> None:
-        """From the gradients of the network's parameters, those of the latent ones; before the optimizer's step."""
+        """Compute the latent parameters' gradients from the network's. Called before the optimizer's step."""
 
     def push_(self) -> None:
-        """From the latent parameters, the network's own; before training and after each of the optimizer's steps."""
+        """Compute the network's parameters from the latent ones. Called before training and after each step."""
 
 
 class Step:
     """Gradients of the task loss and of the prior, and the optimizer's step.
 
-    No GPU has to wait, but in the first one and where the prior looks at its method.
+    Never synchronises, except on the first step and when the prior re-selects its method.
     """
 
     _captured = False
@@ -51,7 +52,7 @@ class Step:
         self.optimizers = self._make_optimizers(network, prior.param_groups() if prior else [])
         self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self._base_rates = [float(group["lr"]) for group in self._groups]
-        self.sums = torch.zeros(2, device=_device(task))  # of the losses that the steps return, until set to 0
+        self.sums = torch.zeros(2, device=_device(task))  # of the losses that steps returned since it was set to 0
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
         self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
@@ -59,7 +60,7 @@ class Step:
     def _make_optimizers(
         self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
     ) -> list[torch.optim.Optimizer]:
-        """The mixture's is Adam always: a component's gradients grow with the number of its weights."""
+        """The mixture always has Adam: a component's gradients grow with the number of its weights."""
         fused = _device(self.task).type in ("cpu", "cuda")
         if self.config.optimizer == "adam":
             return [torch.optim.Adam(network + mixture, fused=fused, capturable=self._captured)]
@@ -67,7 +68,7 @@ class Step:
         return [sgd, torch.optim.Adam(mixture, fused=fused, capturable=self._captured)] if mixture else [sgd]
 
     def set(self, tau: float, decay: float) -> None:
-        """The prior's weight, and what all learning rates are multiplied by, from now on."""
+        """Set the prior's weight, and the factor of all learning rates, from the next step on."""
         self._scale.fill_(tau / self.task.n_examples)
         self._set_rates([base * decay for base in self._base_rates])
 
@@ -76,10 +77,10 @@ class Step:
             group["lr"] = rate
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
-        """The task loss, and that of task and prior."""
+        """Take a step. Returns the task loss, and the loss of task and prior together."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        self.task.model.zero_grad()  # of parameters, too, that the optimizer does not have
+        self.task.model.zero_grad()  # also those of parameters that the optimizer does not have
         if self.hard and self.prior:
             with hard_step(self.prior):
                 task_loss = self._task_gradients(batch)
@@ -105,18 +106,21 @@ class Step:
         return task_loss
 
     def _start_prior(self) -> None:
-        """What of the prior can be done beside the network."""
+        """Start the part of the prior's work that can run beside the network's."""
 
     def _add_prior(self, prior: MixturePrior) -> Tensor:
         return prior.add_scaled_gradients_(self._scale)
 
     def _check(self, task_loss: Tensor) -> None:
         if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:
-            # backward would sum a vector, and the task would weigh its batch size times too much
+            # backward would sum a vector, and the task's weight would be its batch size times too large
             came = f"shape {tuple(task_loss.shape)}" if isinstance(task_loss, Tensor) else type(task_loss).__name__
-            raise ConfigError(f"Task.loss must return the mean loss over the batch as a 0-d tensor, got {came}")
+            raise ConfigError(f"Task.loss: expected the mean loss over the batch as a 0-d tensor, got {came}")
         if self._first and not math.isfinite(value := float(task_loss.detach())):
-            raise ConfigError(f"Task.loss returned {value} on the first batch, before any training")
+            raise ConfigError(
+                f"Task.loss returned {value} on the first batch, before any training; expected a finite loss. "
+                "Check the model's weights and the data"
+            )
         self._first = False
 
 

@@ -1,7 +1,7 @@
-"""A prior over whole hidden units, to be put on top of the one over weights (paper, section 7: future work).
+"""A prior over whole hidden units, in addition to the one over weights (paper, section 7: future work).
 
-All weights of a unit choose their component together: a narrow one, which pulls the unit to zero, or a broad one,
-which leaves it alone. `shrink` then makes the network smaller by the units that are gone.
+All weights of a unit choose their component together: a narrow one, which pulls the unit to zero, or a broad one, which
+leaves it alone. `shrink` then removes the units that are zero from the network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from softshare.task import Task
 
 @dataclass(frozen=True)
 class UnitPriorConfig:
-    """Standard deviations are in units of each layer's own: of the root mean square of its pre-trained weights.
+    """Standard deviations are relative to each layer: to the root mean square of its pre-trained weights.
 
-    A unit of n weights falls to the narrow component where its mean square is below
+    A unit of n weights falls to the narrow component if its mean square is below
     (2 log(broad / narrow) + 2 / n log(zero_mixing / (1 - zero_mixing))) / (1 / narrow^2 - 1 / broad^2):
     the two widths decide, and with hundreds of weights the mixing hardly counts.
     """
 
-    tau: float = 0.1  # weight against the error, in the meaning of the weights' prior
-    narrow: float = 0.25  # standard deviation of the weights of a unit that goes
-    broad: float = 1.0  # of one that stays: as before
-    zero_mixing: float = 0.9  # share of units that are expected to go
-    outgoing: bool = True  # whether a unit's outgoing weights go with its incoming ones and its bias
+    tau: float = 0.1  # weight against the error, with the meaning it has for the weights' prior
+    narrow: float = 0.25  # standard deviation of the weights of a unit that is removed
+    broad: float = 1.0  # of a unit that stays: as before training
+    zero_mixing: float = 0.9  # share of units that are expected to be removed
+    outgoing: bool = True  # whether a unit has its outgoing weights too, beside its incoming ones and its bias
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -46,15 +46,15 @@ class UnitPriorConfig:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some of the weights of each unit of a layer: a tensor, which of its dimensions are units, and their scale."""
+    """Some of the weights of each unit of a layer: a tensor, the dimension that holds its units, and their scale."""
 
     name: str
     n_units: int
-    dim: int  # 0: a row or a filter is a unit; 1: a column or an input channel, or a block of columns
+    dim: int  # 0: a unit is a row or a filter; 1: it is a column, a block of columns, or an input channel
     scale: float
 
     def squares(self, model: nn.Module) -> Tensor:  # (units,)
-        """Of each unit, the sum of squares in units of the scale."""
+        """The sum of squares of each unit, relative to the scale."""
         tensor = model.get_parameter(self.name)
         rows = 1 if self.dim == 0 else tensor.shape[0]
         return (tensor.reshape(rows, self.n_units, -1) / self.scale).square().sum((0, 2))
@@ -66,7 +66,7 @@ class _Layer:
 
     parts: tuple[_Part, ...]
     n_weights: int  # of one unit
-    log_scales: float  # their logarithms, summed over the weights of one unit
+    log_scales: float  # logarithms of the scales, summed over the weights of one unit
 
     def neg_log_density(self, model: nn.Module, config: UnitPriorConfig) -> Tensor:  # 0-d
         squares = torch.stack([part.squares(model) for part in self.parts]).sum(0)  # (units,)
@@ -81,8 +81,9 @@ class _Layer:
 class UnitPrior:
     """log p(unit) = logsumexp(log pi + sum_i log N(w_i | 0, narrow^2), log(1 - pi) + sum_i log N(w_i | 0, broad^2)).
 
-    Over all hidden units of a network's chains of Linear and Conv2d. Scales are those of the weights at the time of
-    making. A weight between two hidden units counts in both, as outgoing and as incoming: a product of two experts.
+    It covers all hidden units of a network's chains of Linear and Conv2d. The scales are those of the weights when the
+    prior is made. A weight between two hidden units counts in both, as outgoing and as incoming: a product of two
+    experts.
     """
 
     def __init__(self, model: nn.Module, config: UnitPriorConfig | None = None) -> None:
@@ -91,23 +92,23 @@ class UnitPrior:
         links, messages = find_links(model)
         if not links:
             why = ":\n  " + "\n  ".join(messages) if messages else ""
-            raise ModelError(f"the model has no hidden units that can be told apart{why}")
+            raise ModelError(f"expected hidden units in chains of Linear and Conv2d, got a model without any{why}")
         self._layers = tuple(_layer(model, link, self.config.outgoing) for link in links)
 
     def neg_log_prior(self, model: nn.Module | None = None) -> Tensor:
-        """-log p of all units in nats, 0-d, differentiable; of the weights of another copy of the model, if given."""
+        """-log p of all units in nats, 0-d, differentiable. `model` may be another copy, whose weights then count."""
         model = self._model if model is None else model
         return torch.stack([layer.neg_log_density(model, self.config) for layer in self._layers]).sum()
 
     def loss(self, tau: float, n_examples: int, model: nn.Module | None = None) -> Tensor:
-        """The term to add to a *mean* task loss: tau / N * -log p. 0-d. It never makes a GPU wait."""
+        """The term to add to a *mean* task loss: tau / N * -log p. 0-d. It never synchronises the GPU."""
         return scaled_tau(tau, n_examples) * self.neg_log_prior(model)
 
 
 def with_unit_prior(task: Task, config: UnitPriorConfig | None = None) -> Task:
-    """The same task with the units' prior on its loss, scales taken from `task.model` as it is now.
+    """The same task with the units' prior in its loss. The scales are those of `task.model` now.
 
-    To be measured by the task as it was: the loss of this one is no longer that of the data alone.
+    Measure with the original task: the loss of this one is no longer that of the data alone.
     """
     prior = UnitPrior(task.model, config)
 

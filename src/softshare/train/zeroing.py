@@ -1,7 +1,7 @@
 """Rate-aware zeroing: a weight must be worth its bits.
 
-Objective: loss + price * bits. To second order, a weight of value v adds h v^2 / 2 to the loss when it is zeroed,
-h being its curvature. It saves about the bits that say it is there and what it is. A weight that saves more than it
+The objective is loss + price * bits. To second order, zeroing a weight of value v adds h v^2 / 2 to the loss, where h
+is its curvature. It saves about the bits that say where the weight is and what it is. A weight that saves more than it
 costs becomes 0.
 """
 
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from softshare.prior.prior import MixturePrior
 
-DECAY = 0.999  # of the running mean: it remembers about a thousand steps
+DECAY = 0.999  # of the running mean, which remembers about a thousand steps
 
 
 class Curvature:
-    """Of the mean task loss by each shared weight, about: the batch size times the mean square of its gradient.
+    """Estimated curvature of the mean task loss by each shared weight: batch size times mean square of its gradient.
 
-    Infinite for a weight that is not trained, of which nothing is known.
+    It is infinite for a weight that is not trained, because nothing is known about it.
     """
 
     def __init__(self, prior: MixturePrior) -> None:
         self._weights = prior.view.tensors
         self._squares = [torch.zeros_like(w, dtype=torch.float32) for w in self._weights]
-        self._share = torch.zeros((), device=prior.means.device)  # of the running means that has been seen
+        self._share = torch.zeros((), device=prior.means.device)  # of the running means that steps have filled
 
     @torch.no_grad()
     def note_(self) -> None:
-        """To be called when the weights have the gradients of the task loss, and no other."""
+        """Take in the present gradients of the weights. They must be those of the task loss alone."""
         noted = [(s, w.grad.float()) for s, w in zip(self._squares, self._weights, strict=True) if w.grad is not None]
         squares, grads = [s for s, _ in noted], [g for _, g in noted]
         torch._foreach_mul_(self._squares, DECAY)
@@ -55,12 +55,12 @@ class Curvature:
 
 
 def bit_price(tau: float, n_examples: int) -> float:
-    """What the objective pays for a bit, in nats of mean loss."""
+    """The price of a bit in the objective, in nats of mean loss."""
     return tau / n_examples * math.log(2)
 
 
 class Zeroing:
-    """What is done after each epoch on quantized weights, and how strongly the prior pulls until then."""
+    """What happens to the weights after each hard epoch, and how strongly the prior pulls until then."""
 
     tau_scale = 1.0
 
@@ -68,7 +68,7 @@ class Zeroing:
         self.zeroing = zeroing
 
     def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
-        """`price` is what tau asks for a bit, in nats of mean loss; `progress` the share of the run that is done."""
+        """`price` is tau's price of a bit, in nats of mean loss. `progress` is the share of the run that is done."""
         zero_cheap_(prior, curvatures, self.zeroing * price)
 
 
@@ -78,14 +78,14 @@ def zero_cheap_(
     curvatures: Sequence[Tensor],  # of the mean loss, one for each tensor of `prior.view`, in its shape
     price: float,  # of a bit, in nats of mean loss
 ) -> None:
-    """Set to 0 every weight whose value is not worth its bits."""
+    """Zero every weight whose value is not worth its bits."""
     for w, cost, bits in _costs(prior, curvatures):
         w.masked_fill_(cost < price * bits, 0.0)
 
 
 @torch.no_grad()
 def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float, price: float = math.inf) -> None:
-    """Set to 0 the weights that cost least for their bits, until about so many are saved; none that costs the price."""
+    """Zero the weights that cost least per bit, until about `bits` are saved. Spare weights that cost the price."""
     found = list(_costs(prior, curvatures))
     masks = Cheapest([(cost, own) for _, cost, own in found]).saving(bits, price)
     for (w, _, _), mask in zip(found, masks, strict=True):
@@ -93,7 +93,7 @@ def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], bits: floa
 
 
 def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each tensor of weights, with what zeroing its weights costs and saves."""
+    """Each tensor of weights, with the cost of zeroing each weight and the bits that saves."""
     curvature = iter(curvatures)
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         for w in part.tensors:
@@ -107,12 +107,12 @@ def cost_and_bits(
     values: Tensor,  # (K,), of the components
     curvature: Tensor,  # as `index`
 ) -> tuple[Tensor, Tensor]:  # as `index`
-    """Of zeroing each weight: what it adds to the loss, and what it saves."""
+    """What zeroing each weight adds to the loss, and the bits it saves."""
     return 0.5 * curvature * values[index] ** 2, bits_saved(index, len(values))
 
 
 class Cheapest:
-    """Weights in the order of what zeroing them costs for each bit that it saves."""
+    """Weights ordered by what zeroing them costs for each bit saved."""
 
     def __init__(self, costs: Sequence[tuple[Tensor, Tensor]]) -> None:  # costs and bits of each tensor
         self._sizes = [cost.numel() for cost, _ in costs]
@@ -125,11 +125,11 @@ class Cheapest:
 
     @property
     def total(self) -> float:
-        """Bits that all save together."""
+        """The bits that all weights save together."""
         return float(self._saved[-1]) if len(self._saved) else 0.0
 
     def saving(self, bits: float, price: float = math.inf) -> tuple[Tensor, ...]:  # bool, flat, of each tensor
-        """The first that save so many bits together, and cost less than the price each."""
+        """The first weights that together save `bits`, and each cost less than the price."""
         n = min(int(torch.searchsorted(self._saved, bits)) + 1, int(torch.searchsorted(self._prices, price)))
         mask = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._places.device)
         mask[self._places[:n]] = True
@@ -141,10 +141,10 @@ def bits_saved(
     index: Tensor,  # the component of each weight, 0: the zero component
     n_values: int,
 ) -> Tensor:  # in the same shape, float32
-    """What each weight would save as a zero: log2((1 - p) / p) - log2 q.
+    """The bits that each weight would save as a zero: log2((1 - p) / p) - log2 q.
 
-    p is its chance to be non-zero, by the densities of its row and its column, and q the share of its value among the
-    non-zero ones. Zeros save nothing.
+    p is the chance that it is non-zero, by the densities of its row and its column. q is the share of its value among
+    the non-zero weights. Zeros save nothing.
     """
     matrix = index.reshape(len(index), -1) if index.dim() else index.reshape(1, 1)
     alive = (matrix != 0).float()

@@ -1,4 +1,4 @@
-"""Optuna samplers for a study that several processes share. To be imported when one is asked for: it needs Optuna."""
+"""Optuna samplers for a study that several processes share. Imported on use: it needs Optuna."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _scaled(values: Sequence[float]) -> list[float]:
 
 
 class PerTrial(BaseSampler):
-    """A sampler made anew for each trial, seeded by its place. So no two processes draw the same, and a study of one
-    process that was interrupted draws as one that was not, whether or not a trial had to be queued again.
+    """A new sampler for each trial, seeded by the trial's place. No two processes draw the same, and an interrupted
+    study of one process draws the same trials as an uninterrupted one, even if a trial had to be queued again.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:

@@ -50,7 +50,7 @@ _BOUND = "bound"  # attribute of a study
 class StudyConfig:
     """What a search is asked for."""
 
-    trials: int = 40  # finished ones, of all processes and of earlier calls together
+    trials: int = 40  # total number of finished ones, across processes and restarts
     sampler: str = "gp"  # of SAMPLERS
     error_bound: float | None = None  # percent, validation; None: that of the network before, and RISE
     storage: str | None = None  # any Optuna storage address; None: an SQLite file in the folder
@@ -88,7 +88,7 @@ def tune(
 ) -> list[Row]:
     """Run trials until the study has as many as asked for; then measure its front on the test set and sum it up.
 
-    A study that is there already is gone on with, and any number of processes may do so at once.
+    An existing study is resumed, and any number of processes may share it.
     """
     require_optuna()
     from filelock import FileLock
@@ -196,7 +196,7 @@ class _Search:
             with heartbeats(self.study, self.storage, trial):
                 return self.end(trial)
         except UpdateFinishedTrialError:
-            return "given up by another process, as it was silent for too long"
+            return "given up by another process, because its heartbeat stopped for too long"
         except KeyboardInterrupt:
             requeue(self.study, trial)  # for the next call
             raise

@@ -113,7 +113,7 @@ def open_study(
 
 @dataclass(frozen=True)
 class Counts:
-    """Trials of a study by what has become of them. One that failed, as its process was stopped, counts nowhere."""
+    """Trials of a study by their state. One that failed, because its process was stopped, counts nowhere."""
 
     finished: int  # complete or pruned
     running: int
@@ -130,7 +130,7 @@ def count(study: optuna.Study) -> Counts:
 def ask(study: optuna.Study, storage: optuna.storages.RDBStorage, space: Space, trials: int) -> optuna.Trial | None:
     """The next trial, with all its settings; None where all are begun.
 
-    To be called by one process at a time: SQLite locks no rows, so that two could be given the same queued trial.
+    Call it from one process at a time: SQLite locks no rows, so two could get the same queued trial.
     """
     from optuna.trial import TrialState
 
@@ -141,7 +141,7 @@ def ask(study: optuna.Study, storage: optuna.storages.RDBStorage, space: Space, 
     trial = study.ask({name: _distribution(range) for name, range in space.items()})
     _begin_heartbeat(study, storage, trial.number)
     before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state != TrialState.FAIL]
-    if len(before) >= trials:  # processes that share the storage but no folder have both gone for the last one
+    if len(before) >= trials:  # processes that share no folder, and so no lock, have both gone for the last one
         study.tell(trial, state=TrialState.FAIL)
         return None
     return trial
@@ -159,7 +159,8 @@ def _requeue_lost(study: optuna.Study, storage: optuna.storages.RDBStorage) -> N
     """Give up the trials whose process died."""
     import optuna
 
-    # Optuna waits for ever for a trial whose process died before its first heartbeat: it gets one here, and no other.
+    # Optuna never gives up a trial without a heartbeat, but its process may have died before the first one. It gets one
+    # from us, and no other.
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
         if _BEATS not in trial.user_attrs:
             with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
@@ -187,7 +188,7 @@ def _queue_again(study: optuna.Study, failed: optuna.trial.FrozenTrial) -> None:
 
 
 def place(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> int:
-    """The trial's number if none had been queued again; a trial that was has that of the trial it stands for."""
+    """The trial's number in a study without retries; a retry has that of the trial it stands for."""
     from optuna.storages import RetryHeartbeatStaleTrialCallback
 
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number
@@ -210,8 +211,8 @@ def _begin_heartbeat(study: optuna.Study, storage: optuna.storages.RDBStorage, n
 def heartbeats(study: optuna.Study, storage: optuna.storages.RDBStorage, trial: optuna.Trial) -> Iterator[None]:
     """One every few seconds, for as long as the trial runs.
 
-    Optuna's own thread is private to `Study.optimize`, and it ends at the first error: a storage that is busy for a
-    moment would then give up a living trial.
+    Optuna's own thread is private to `Study.optimize`, and it ends at the first error of the storage; a trial that is
+    alive would then be given up.
     """
     import optuna
 

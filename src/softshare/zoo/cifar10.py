@@ -24,12 +24,11 @@ N_CLASSES = 10
 _N_PIXELS = math.prod(SHAPE)
 
 OFFICIAL, JPEG_COPY, UNKNOWN_COPY = "CIFAR-10", "CIFAR-10 (JPEG copy)", "CIFAR-10 (unknown copy)"
-# MD5 of the 60,000 labels, those of the test last: the copy has an order of its own, and JPEG decoders differ in pixels
+# MD5 of the 60,000 labels, the test labels last. The copy has its own order, and its pixels depend on the decoder.
 _JPEG_COPY_LABELS = "a46ee9fcecfc44f0be96a2fc2acf2f11"
 
-
 FOLDER = "cifar-10-batches-bin"
-DIGESTS = {  # SHA-1 of the authors' files, the test's last
+DIGESTS = {  # SHA-1 of the authors' files, the test file last
     "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
     "data_batch_2.bin": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
     "data_batch_3.bin": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
@@ -46,9 +45,9 @@ class Records:
 
 
 def load_records(data: str | os.PathLike[str] | None = None) -> tuple[str, Records, Records]:
-    """What the data may be called, the 50,000 training and the 10,000 test images.
+    """The name of the data, the 50,000 training images and the 10,000 test images.
 
-    `data`, or the environment's SOFTSHARE_DATA, is the folder of the files or one that holds it.
+    `data` is the folder of the files or its parent (default: SOFTSHARE_DATA in the environment).
     """
     folder, parts, official = _find(data), [], True
     for name, digest in DIGESTS.items():
@@ -69,38 +68,35 @@ def _copy_name(train: Records, test: Records) -> str:
 
 
 def _find(data: str | os.PathLike[str] | None) -> Path:
-    """The folder of the six files: the one given, or the one in it that its authors name so."""
+    """The folder of the six files: the given one, or the one inside it with the authors' name."""
     given = data if data is not None else os.environ.get(VARIABLE)
     if not given:
-        raise NotAvailableError(f"CIFAR-10 is not in the package. {_HOW_TO_GIVE}")
+        raise NotAvailableError(f"CIFAR-10 is not part of the package. {_HOW_TO_GIVE}")
     root = Path(given)
     for folder in (root / FOLDER, root):
         absent = [name for name in DIGESTS if not (folder / name).is_file()]
         if not absent:
             return folder
         if len(absent) < len(DIGESTS):
-            raise NotAvailableError(f"CIFAR-10 in {folder} is not complete: there is no {', '.join(absent)}")
+            raise NotAvailableError(f"CIFAR-10 in {folder} is not complete: {', '.join(absent)} missing; unpack again")
     raise NotAvailableError(f"CIFAR-10 is not in {root}. {_HOW_TO_GIVE}")
 
 
 _HOW_TO_GIVE = (
-    f"Expected {FOLDER} with {', ..., '.join((min(DIGESTS), max(DIGESTS)))}; give that folder, or the one that holds "
-    f"it, by --data, by data=... or in {VARIABLE}"
+    f"Expected {FOLDER} with {', ..., '.join((min(DIGESTS), max(DIGESTS)))}; give that folder or its parent "
+    f"by --data, by data=... or in {VARIABLE}"
 )
 
 
 def parse_binary(data: bytes) -> Records:
-    """10,000 records of one byte of label and 3,072 of pixels: the red, the green, the blue plane, row by row."""
+    """Read 10,000 records: a label byte, then 3,072 pixel bytes of the red, green and blue planes, row by row."""
     size = 1 + _N_PIXELS
     if len(data) != N_RECORDS * size:
         raise FormatError(
             f"expected {N_RECORDS * size} bytes, {N_RECORDS} records of {size}, got {len(data)}; unpack CIFAR-10 again"
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(N_RECORDS, size)
-    return _records(records[:, 1:], records[:, 0])
-
-
-def _records(pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Records:
+    labels, pixels = records[:, 0], records[:, 1:]
     if (largest := labels.max()) >= N_CLASSES:
         raise FormatError(f"expected labels from 0 to {N_CLASSES - 1}, got {largest}")
     return Records(np.ascontiguousarray(pixels).reshape(-1, *SHAPE), np.ascontiguousarray(labels))

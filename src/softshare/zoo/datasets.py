@@ -1,4 +1,4 @@
-"""The paper's data, split and scaled, and batches that live on one device. MNIST is shipped in its original IDX files.
+"""The paper's data, split and scaled, and batches that live on one device. MNIST is in the package as IDX files.
 
 MNIST is by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, under CC BY-SA 3.0 (see zoo/data/README.md).
 """
@@ -52,13 +52,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Images moved by up to `shift` pixels up or down and left or right, zeros coming in, and mirrored or not."""
+    """Shifts images by up to `shift` pixels in both directions, fills with zeros, and mirrors half of them if asked."""
 
     shift: int
     mirror: bool = False
 
     def draw(self, n: int, height: int, width: int) -> tuple[Tensor, Tensor]:  # (n, height), (n, width)
-        """For each of n images, where in its padded self the rows and the columns of the new one are taken from."""
+        """For each of n images, the rows and the columns of the padded image that the new image takes."""
         down, right = torch.randint(2 * self.shift + 1, (2, n, 1))
         rows, columns = down + torch.arange(height), right + torch.arange(width)
         return rows, torch.where(torch.rand(n, 1) < 0.5, columns.flip(1), columns) if self.mirror else columns
@@ -75,10 +75,10 @@ class Augmentation:
 
 
 class Batches:
-    """Shuffled mini-batches of a split, re-iterable, augmented anew in each pass; the last may be short.
+    """Shuffled mini-batches of a split, with new augmentation in each pass. The last batch may be short.
 
-    Order and augmentation follow torch's random state on the CPU, whatever the device of the split, and are drawn for
-    the whole pass at its start.
+    Order and augmentation are drawn at the start of a pass, from torch's random state on the CPU, whatever the device
+    of the split.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Batches:
 
 
 def parse_idx(data: bytes) -> NDArray[np.uint8]:
-    """An IDX file of unsigned bytes: two zero bytes, type 8, number of dimensions, big-endian sizes, values."""
+    """Read an IDX file of unsigned bytes: two zero bytes, type 8, number of dimensions, big-endian sizes, values."""
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise FormatError(
             f"not an IDX file of unsigned bytes: expected it to start with 00 00 08, got {data[:3].hex(' ')}"
@@ -121,7 +121,7 @@ def parse_idx(data: bytes) -> NDArray[np.uint8]:
         raise FormatError(f"IDX file of shape {shape}: expected {expected} bytes, got {len(data)}")
     try:
         return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
-    except ValueError as problem:  # more dimensions, or larger sizes beside a 0, than numpy takes
+    except ValueError as problem:  # more dimensions than numpy takes, or huge sizes beside a 0
         raise FormatError(f"IDX file of shape {shape}: {problem}") from None
 
 
@@ -134,10 +134,10 @@ def load_mnist() -> tuple[Split, Split, Split]:
 
 
 def load_cifar10(data: str | os.PathLike[str] | None = None) -> tuple[str, tuple[Split, Split, Split]]:
-    """What the data may be called; training (45,000), validation (5,000, held out by a fixed seed) and test (10,000).
+    """The name of the data; training (45,000), validation (5,000, held out by a fixed seed) and test (10,000).
 
     Each channel is normalized to mean 0 and standard deviation 1 over the training images. `data` is the folder of the
-    files or one that holds it; without it, SOFTSHARE_DATA in the environment.
+    files or its parent (default: SOFTSHARE_DATA in the environment).
     """
     name, full, test = load_records(data)
     training, validation = (part.numpy() for part in _held_out(len(full.labels)))
@@ -154,7 +154,7 @@ def _held_out(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _normalization(images: NDArray[np.uint8]) -> NDArray[np.float32]:  # (channels, 256)
-    """The normalized value of every byte in every channel: from counts, so that it is the same on every machine."""
+    """The normalized value of every byte in every channel, from counts: the same on every machine."""
     channels = torch.from_numpy(images).unbind(1)
     counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in channels]).numpy()
     levels = np.arange(256)

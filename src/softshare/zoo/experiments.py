@@ -34,9 +34,9 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What may be changed in the training of an experiment. Evaluating neither augments nor smooths."""
+    """The options of an experiment's training. Evaluation neither augments images nor smooths labels."""
 
-    # The paper augments CIFAR-10 only (mirrored, shifted by up to 4 pixels), and there this changes nothing.
+    # The paper augments only CIFAR-10 (mirrored, shifted by up to 4 pixels). There this option changes nothing.
     augment: bool = False  # shift MNIST's images by up to 2 pixels
     label_smoothing: float = 0.0  # share of each label that is spread over all classes
 
@@ -56,10 +56,10 @@ class Experiment:
     pretrain: RetrainConfig
     compress: CompressConfig
     paper: PaperRow
-    label_smoothing: float = 0.05  # the command line's default where images are not augmented; the paper has none
+    label_smoothing: float = 0.05  # default of the command line without augmentation; the paper has none
     augmentation: Augmentation = Augmentation(shift=2)
     always_augmented: bool = False  # as in the paper, whatever TaskConfig.augment says
-    mixed_precision: bool = False  # of training, on a GPU
+    mixed_precision: bool = False  # in training on a GPU
 
 
 EXPERIMENTS = {
@@ -102,7 +102,7 @@ EXPERIMENTS = {
 
 def get_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
-        raise ConfigError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
+        raise ConfigError(f"unknown experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]
 
 
@@ -113,9 +113,9 @@ def make_task(
     config: TaskConfig | None = None,
     data: Path | None = None,
 ) -> Task:
-    """The experiment as a Task, its model freshly initialized; the data lives on the device.
+    """The experiment as a Task, with a freshly initialized model and its data on the device.
 
-    `data` is the folder of CIFAR-10 or one that holds it, by default SOFTSHARE_DATA; MNIST is in the package.
+    `data` is the folder of CIFAR-10 or its parent (default: SOFTSHARE_DATA). MNIST is in the package.
     """
     experiment, config = get_experiment(name), config or TaskConfig()
     dataset, splits = _load(experiment, data)
@@ -153,12 +153,12 @@ def _load(experiment: Experiment, data: Path | None) -> tuple[str, tuple[Split, 
 
 
 def pretrain_(task: Task, config: RetrainConfig, hooks: Sequence[Hook] = ()) -> tuple[EpochRecord, ...]:
-    """Plain training, no prior."""
+    """Train without a prior."""
     return retrain_(task, None, config, hooks)
 
 
 def pretraining_settings(config: RetrainConfig) -> dict[str, Any]:
-    """Those that count without a prior."""
+    """The settings that have an effect without a prior."""
     counts = ("epochs", "lr_weights", "optimizer", "weight_decay", "schedule", "seed", "capture")
     return {name: getattr(config, name) for name in counts}
 
@@ -169,8 +169,8 @@ def plain_outputs(model: nn.Module, batch: Split) -> Tensor:
 
 
 def mixed_outputs(model: nn.Module, batch: Split) -> Tensor:
-    """In bfloat16 where autocast thinks it safe, with images in the memory format that tensor cores want."""
-    # no cache: each weight is used once, and what one capture has cached must not enter another
+    """Outputs in bfloat16 where autocast allows it, with images in the memory format that suits tensor cores."""
+    # no cache: each weight is used once, and one captured graph must not see another's cache
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         logits: Tensor = model(batch.images.contiguous(memory_format=torch.channels_last))
     return logits.float()
@@ -188,7 +188,7 @@ def cross_entropy(
 
 @torch.no_grad()
 def error_percent(model: nn.Module, split: Split, batch_size: int = 1000) -> float:
-    """In float32 throughout, on a GPU too."""
+    """Error in percent. All of it is computed in float32, on a GPU too."""
     wrong = torch.zeros((), dtype=torch.int64, device=split.labels.device)
     with _without_tf32() if wrong.is_cuda else nullcontext():
         for part in torch.split(torch.arange(len(split), device=wrong.device), batch_size):
@@ -199,7 +199,7 @@ def error_percent(model: nn.Module, split: Split, batch_size: int = 1000) -> flo
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """By default cuDNN rounds what goes into a float32 convolution to 10 bits."""
+    """Turn TF32 off: by default cuDNN rounds the inputs of a float32 convolution to 10 bits."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

@@ -21,7 +21,7 @@ class LeNet300100(nn.Sequential):
 
 
 class LeNet5Caffe(nn.Sequential):
-    """Caffe's MNIST example, 431,080 parameters. As there, nothing but pooling follows a convolution."""
+    """Caffe's MNIST example, 431,080 parameters. As in Caffe, only pooling follows a convolution."""
 
     def __init__(self) -> None:
         super().__init__()

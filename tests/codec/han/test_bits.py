@@ -1,10 +1,12 @@
+"""Writing and reading fields of bits."""
+
 from __future__ import annotations
 
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softshare.codec.han import bits
@@ -41,6 +43,7 @@ def test_writes_the_most_significant_bit_first(fields: list[tuple[int, int]], ex
     assert writer.finish() == expected
 
 
+@settings(max_examples=50)
 @given(FIELDS)
 def test_equals_a_string_of_digits(fields: list[tuple[int, int]]) -> None:
     digits = "".join(format(value, f"0{width}b") for value, width in fields if width)
@@ -48,6 +51,7 @@ def test_equals_a_string_of_digits(fields: list[tuple[int, int]]) -> None:
     assert pack(*fields) == bytes(int(digits[k : k + 8], 2) for k in range(0, len(digits), 8))
 
 
+@settings(max_examples=50)
 @given(FIELDS)
 def test_reads_what_was_written(fields: list[tuple[int, int]]) -> None:
     reader = BitReader(pack(*fields))
@@ -112,7 +116,7 @@ def test_a_value_must_fit_its_width(value: int, width: int) -> None:
 
 
 def test_reading_takes_little_more_memory_than_its_fields() -> None:
-    """Bits are unpacked part by part: at 64 bytes for each byte of a file, a large one would fill the memory."""
+    """Bits are unpacked part by part. At 64 bytes for each byte of a file, a large file would fill the memory."""
     n = 1 << 20
     reader = BitReader(bytes(21 * n // 8))
     tracemalloc.start()

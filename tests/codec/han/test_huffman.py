@@ -1,3 +1,5 @@
+"""Huffman codes: as short as can be, canonical, limited in length, and refused if they are not complete."""
+
 from __future__ import annotations
 
 import itertools
@@ -5,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softshare.codec.han import huffman
@@ -38,6 +40,7 @@ def table(alphabet_bits: int, last: int, width: int, lengths: list[int], codes: 
     return writer.finish()
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5))
 def test_no_prefix_code_is_shorter(counts: list[int]) -> None:
     def cost(lengths: tuple[int, ...]) -> int:

@@ -1,4 +1,4 @@
-"""Shared values trained with the assignment fixed."""
+"""Shared values are trained while the assignment is fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def points(n: int, seed: int = 0) -> Batch:
 
 
 class Net(nn.Module):
-    """With a batch norm, which is not shared, and a tied tensor."""
+    """A network with a batch norm, which is not shared, and a tied tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_the_gradient_of_a_value_is_that_through_an_explicit_gather(mixtures: st
     for book, gradient in zip(books.books, expected, strict=True):
         assert book.values.grad is not None
         torch.testing.assert_close(book.values.grad.double(), gradient[1:], rtol=1e-5, atol=1e-9)
-        assert bool((gradient != 0).all())  # that of 0 too, which is not trained
+        assert bool((gradient != 0).all())  # also that of the value 0, which is not trained
 
 
 def test_pushing_gives_the_quantized_network() -> None:
@@ -151,7 +151,7 @@ def test_pushing_gives_the_quantized_network() -> None:
         assert (again.tied, again.order) == (compressed.quantized.tied, compressed.quantized.order)
 
 
-def test_what_is_trained_in_place_of_the_weights() -> None:
+def test_codebooks_are_trained_instead_of_the_weights() -> None:
     model = net()
     books, _, _ = codebooks(model)
     rest = [p for name, p in model.named_parameters() if name.startswith("norm")]
@@ -234,6 +234,3 @@ def test_no_weight_changes_its_index_while_training() -> None:
     assert watch.steps == 32
     assert history[-1].task_loss < history[1].task_loss
     assert all(bool((book.values != s).all()) for book, s in zip(books.books, start, strict=True))
-
-
-# On a GPU

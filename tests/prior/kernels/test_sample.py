@@ -1,4 +1,4 @@
-"""The sweep on a sample of the weights: unbiased, reproducible, and its cost in proportion."""
+"""The sweep on a sample of the weights is unbiased and reproducible, and its cost is in proportion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def some_weights(sizes: Sequence[int] = SIZES) -> list[Tensor]:
 
 
 def swept(sweep: Sweep, ws: Sequence[Tensor], scale: float | None = None, fill: float = math.nan) -> list[Tensor]:
-    """Loss, sums and gradients as one list; gradients are `fill` before."""
+    """Loss, sums and gradients as one list. Gradients start at `fill`."""
     params = parameters(4, ws[0].dtype)
     grads = [torch.full_like(w, fill) for w in ws]
     factor = None if scale is None else torch.tensor(scale, dtype=ws[0].dtype)
@@ -33,7 +33,7 @@ def swept(sweep: Sweep, ws: Sequence[Tensor], scale: float | None = None, fill: 
 
 
 def counted(seen: list[int]) -> Sweep:
-    """The exact sweep; notes how many weights it is given."""
+    """The exact sweep. It records the number of weights in each call."""
 
     def sweep(weights: Sequence[Tensor], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         seen.append(sum(len(w) for w in weights))
@@ -46,12 +46,11 @@ def starting_at(start: int) -> Callable[..., Tensor]:
     return lambda high, size: torch.tensor(start)
 
 
-@pytest.mark.parametrize("one_in", [2, 5, 37, 50])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(("one_in", "scale"), [(2, None), (5, 0.3), (37, None), (50, 0.3)])
 def test_blocks_from_all_starts_have_the_mean_of_the_full_sweep(
     one_in: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly, for there are no more than 37 starts; each draws as many weights, around the end."""
+    """Exactly, because there are only 37 starts. Each draws the same number of weights, around the end."""
     ws, seen = some_weights(), list[int]()
     full = swept(sweep_torch, ws, scale, fill=0.0)
     runs = []
@@ -88,7 +87,7 @@ def test_the_random_state_decides() -> None:
         runs.append([swept(sample, ws)[2] for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(runs[0], runs[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(runs[0], runs[2], strict=True))
-    assert not torch.equal(runs[0][0], runs[0][1])  # others in each call
+    assert not torch.equal(runs[0][0], runs[0][1])  # each call draws other weights
 
 
 def test_one_in_one_is_the_sweep_itself() -> None:
@@ -152,7 +151,7 @@ def make_prior(one_in: int, method: Any = "exact") -> ss.MixturePrior:
 
 
 def gradients(prior: ss.MixturePrior, in_place: bool) -> list[Tensor]:
-    """Of weights and mixture, drawn by one seed."""
+    """Gradients of weights and mixture, with the sample of one seed."""
     torch.manual_seed(7)
     if in_place:
         prior.add_gradients_(0.5, 10)

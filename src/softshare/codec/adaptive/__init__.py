@@ -1,4 +1,4 @@
-"""The default codec: an adaptive binary range coder with a model of where the non-zeros are (docs/format.md, 8)."""
+"""The default codec: an adaptive binary range coder with a model of where the non-zeros are (docs/format.md 8)."""
 
 from softshare.codec.adaptive.tensor import decode_tensor, encode_tensor
 

@@ -1,7 +1,7 @@
-"""The fast model of a large sparse tensor: one context a weight, from the densities of its row and column.
+"""The fast model of a large sparse tensor: one context for each weight, from the densities of its row and column.
 
-docs/format.md 8.6 says it in full; nothing here may change without a new version of the format.
-Two to three times as fast as the full model (benchmarks/README.md), for some per cent more bytes.
+docs/format.md 8.6 specifies it; nothing here may change without a new version of the format. It is two to three times
+as fast as the full model (benchmarks/README.md), for some per cent more bytes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from softshare.codec.adaptive.rangecoder import (
 from softshare.codec.compiled_coder import compiled
 from softshare.codec.symbols import Indices
 
-EVERY = 16  # rows (columns) between two looks at a column's (row's) level, but for the non-zeros of its own
+EVERY = 16  # rows (columns) between two updates of a column's (row's) level; its own non-zeros update it at once
 
 
 @compiled
 def _level(count: int, seen: int, density: int, origin: int) -> int:
-    """Of a row or column with so many non-zeros among those seen; the tensor's density counts as 4 weights."""
+    """Level of a row or column with `count` non-zeros of `seen` weights. The tensor's density counts as 4 weights."""
     return density_level(((count << 16) + 4 * density) // (seen + 4), origin)
 
 
@@ -59,7 +59,7 @@ def code_fast(
     decoding: bool,
     data: Bytes,
 ) -> tuple[Bytes, Coder]:
-    """Every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
+    """Code every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
     rows, cols = indices.shape
     depth = tree_depth(n_values)
     density = (n_nonzero << 16) // (rows * cols)
@@ -117,7 +117,7 @@ def code_fast(
 def run_fast(
     indices: Indices, n_values: int, n_nonzero: int, coder: Coder, decoding: bool, data: Bytes
 ) -> tuple[Bytes, Coder]:
-    """`code_fast` from the start of every table."""
+    """`code_fast` with new tables."""
     cols = indices.shape[1]
     initial = min((1 << ESTIMATE_BITS) - FLOOR, max(FLOOR, (n_nonzero << ESTIMATE_BITS) // indices.size))
     mask_states = np.full(4 * LEVELS * LEVELS, (initial << COUNT_BITS) | START, np.int64)

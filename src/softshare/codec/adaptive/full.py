@@ -1,8 +1,8 @@
-"""The full model of a sparse tensor: where the non-zeros are by nine mixed predictions, which values by six contexts.
+"""The full model of a sparse tensor: nine mixed predictions say where the non-zeros are, six contexts say their values.
 
-docs/format.md 8.4 and 8.5 say it in full; nothing here may change without a new version of the format.
-benchmarks/README.md has its figures. Sets of weights chosen by a context, an adaptive map of the final probability,
-confidences, the transposed scan and the codebook's signs were tried on trained LeNets and earned 0.1% at most.
+docs/format.md 8.4 and 8.5 specify it; nothing here may change without a new version of the format. benchmarks/README.md
+has its figures. On trained LeNets, none of these earned more than 0.1%: sets of weights chosen by a context, an
+adaptive map of the final probability, confidences, the transposed scan, the codebook's signs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from softshare.codec.symbols import Indices
 
 Row = npt.NDArray[np.int32]
 
-LEVELS = 9  # of a density: within 1/2 nat of the tensor's, and up to 4 nats below and above
-RUN_LEVELS = 12  # of the number of zeros since the last non-zero: its bit length
+LEVELS = 9  # of a density: one within 1/2 nat of the tensor's, and 4 each below and above, a nat apart
+RUN_LEVELS = 12  # of the number of zeros since the last non-zero, by its bit length
 MASK_CONTEXTS, MASK_GIVEN, MASK_SLOTS = 5, 4, 512  # of "is it zero": contexts, given inputs, slots of a context
 VALUE_CONTEXTS, VALUE_GIVEN = 6, 1  # of a bit of the index
 MOST_VALUE_SLOTS = 1 << 16
 START = 2  # uses that a density starts with: the tensor's density counts as 3.5 weights
-RECENT = 16  # a row's recent density follows about so many weights
+RECENT = 16  # weights, about, that a row's recent density follows
 CONTEXT_WEIGHT = UNIT * 3 // 20  # of a prediction at the start; the base starts at 1
 VALUE_RATE = UNIT // 64  # at which the weights of values learn
-# The weights of "is it zero" learn at 0.04 at the first decisions, falling to 0.002 after 19,000: by steps of 128.
+# The learning rate for the weights of "is it zero" falls from 0.04 to 0.002 over 19,000 decisions, in steps of 128.
 MASK_RATES = np.array([max(UNIT // 500, UNIT * 40 // (1000 + 128 * k)) for k in range(150)], np.int32)
 
 
@@ -50,14 +50,14 @@ def density_level(
     density: int,  # in 2^-16
     origin: int,  # log-odds of the tensor's density
 ) -> int:
-    """0 to LEVELS - 1, by the distance of log-odds."""
+    """The level, 0 to LEVELS - 1, by the distance of log-odds."""
     distance = int(STRETCH[min(65535, density)]) - origin
     return min(LEVELS - 1, max(0, (distance + NAT // 2 + NAT * (LEVELS // 2)) // NAT))
 
 
 @compiled
 def tree_depth(n_values: int) -> int:
-    """Decisions to tell the values 1 to n_values - 1 apart."""
+    """The number of decisions that tell the values 1 to n_values - 1 apart."""
     depth = 0
     while (1 << depth) < n_values - 1:
         depth += 1
@@ -78,7 +78,7 @@ def code_value(
     decoding: bool,
     data: Bytes,
 ) -> tuple[int, Coder]:
-    """A non-zero's index from 1 to n_values - 1: the bits of index - 1 from the highest."""
+    """Code a non-zero's index, from 1 to n_values - 1, by the bits of index - 1 from the highest."""
     n_slots = len(states) // VALUE_CONTEXTS
     value = 0
     for level in range(depth):
@@ -100,7 +100,7 @@ def code_value(
 
 @compiled
 def _nearest(row: Row, at: int, period: int) -> tuple[int, int]:
-    """The first and the second non-zero among six neighbours, nearest first; 0 where there is none."""
+    """The first and the second non-zero among six neighbours, nearest first; 0 if there is none."""
     first = 0
     for k in range(6):
         lag = (1, period, period + 1, period - 1, 2, 2 * period)[k]
@@ -114,20 +114,20 @@ def _nearest(row: Row, at: int, period: int) -> tuple[int, int]:
 @compiled
 def code_full(
     indices: Indices,  # (rows, cols) to encode, or zeros that decoding fills
-    period: int,  # length of a line where a row is an image: the neighbour above is so far left; 0 for none, never 1
+    period: int,  # length of a line if a row is an image, the distance of the neighbour above; 0 if not; never 1
     n_values: int,  # size of the codebook
     n_nonzero: int,
     mask_states: Ints,
     mask_weights: Ints,
     value_states: Ints,
     value_weights: Ints,
-    row: Row,  # (2 max(1, period) + cols,) zeros: the indices of this row so far, after a margin
-    column: Row,  # the same with a second margin after it, the tensor's density: the density of each column so far
+    row: Row,  # (2 max(1, period) + cols,) zeros: a margin, then the indices of this row so far
+    column: Row,  # the same and a second margin, all at the tensor's density: the density of each column so far
     coder: Coder,
     decoding: bool,
     data: Bytes,
 ) -> tuple[Bytes, Coder]:
-    """Every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
+    """Code every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
     rows, cols = indices.shape
     depth = tree_depth(n_values)
     initial = int(column[0])
@@ -206,7 +206,7 @@ def code_full(
 
 
 def value_tables(cols: int, n_values: int) -> tuple[Ints, Ints]:
-    """States and weights of `code_value` at the start: small values come first in a codebook and are likelier."""
+    """States and weights of `code_value` at the start. Small values come first in a codebook, and are likelier."""
     depth = tree_depth(n_values)
     n_slots = min(MOST_VALUE_SLOTS, 1 << ((max(256, cols) - 1).bit_length() + depth))
     states = np.full(VALUE_CONTEXTS * n_slots, ((3 << ESTIMATE_BITS) // 8) << COUNT_BITS, np.int64)
@@ -218,7 +218,7 @@ def value_tables(cols: int, n_values: int) -> tuple[Ints, Ints]:
 def run_full(
     indices: Indices, period: int, n_values: int, n_nonzero: int, coder: Coder, decoding: bool, data: Bytes
 ) -> tuple[Bytes, Coder]:
-    """`code_full` from the start of every table."""
+    """`code_full` with new tables."""
     cols = indices.shape[1]
     initial = min((1 << ESTIMATE_BITS) - FLOOR, max(FLOOR, (n_nonzero << ESTIMATE_BITS) // indices.size))
     mask_states = np.full(MASK_CONTEXTS * MASK_SLOTS, (initial << COUNT_BITS) | START, np.int64)

@@ -1,6 +1,6 @@
-"""Tables of the logistic function in fixed point, made by integer arithmetic alone: the same on every machine for ever.
+"""Tables of the logistic function in fixed point, made by integer arithmetic alone: the same on every machine, forever.
 
-Log-odds are in 1/256 of a nat; probabilities are of a 1, in 2^-22.
+Log-odds are in 1/256 of a nat. Probabilities are those of a 1, in 2^-22.
 
 Specified in docs/format.md 8.1.
 """

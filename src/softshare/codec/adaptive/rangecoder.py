@@ -1,6 +1,6 @@
 """A binary range coder in integers, and the mixing of several contexts' predictions into one probability for it.
 
-The same functions encode and decode, so that a model is written once. All sums and products stay far inside 64 bits
+The same functions encode and decode, so each model is written once. All sums and products stay far inside 64 bits,
 whatever the data.
 
 Specified in docs/format.md 8.1 and 8.2.
@@ -21,18 +21,18 @@ Coder = tuple[int, int, int, int]  # low, range, position in the data, the decod
 
 RANGE_BITS = 40  # of low and range
 RANGE_BYTES = RANGE_BITS // 8
-MIN_RANGE = 1 << 32  # a range below it takes in a byte, so a part of it is never under 2^10 * 25
+MIN_RANGE = 1 << 32  # a smaller range takes in a byte, so a part of a range is never under 2^10 * 25
 ROOM = 64  # bytes that a weight or an octet cannot fill: 17 decisions of at most 22 bits
 
-ESTIMATE_BITS = 30  # of a context's estimate of a 1: at the slowest rate even the least of them still moves
+ESTIMATE_BITS = 30  # of a context's estimate of a 1: enough for the least estimate to move at the slowest rate
 INDEX_SHIFT = ESTIMATE_BITS - 16  # from an estimate to its place in STRETCH
 FLOOR = 1 << 13  # estimates stay this far from 0 and 1: log-odds of 11.8, inside LIMIT
-COUNT_BITS = 12  # a context's state is its estimate << COUNT_BITS | how often it was used, up to LAST
-LAST = (1 << COUNT_BITS) - 1  # noise at 0.2% density costs 0.7% over its entropy with 4095 in the fast model, 2.7% 1023
+COUNT_BITS = 12  # a context's state is its estimate << COUNT_BITS | its number of uses, up to LAST
+LAST = (1 << COUNT_BITS) - 1  # 4095: noise at 0.2% density costs the fast model 0.7% over its entropy; 1023: 2.7%
 RATES = np.array([(2 << 16) // (2 * n + 3) for n in range(LAST + 1)], np.int32)  # 65536 / (n + 1.5)
 
 UNIT = 1 << 16  # mixing weight 1
-WEIGHT_LIMIT = 16 * UNIT  # far above any on real data; bounds the sum
+WEIGHT_LIMIT = 16 * UNIT  # far above any weight on real data; it bounds the sum
 
 
 @compiled
@@ -71,7 +71,7 @@ def code_bit(
 
 @compiled
 def carry(position: int, data: Bytes) -> None:
-    """Add 1 to the number written before the position; it never runs past the first byte, as low + range <= 1."""
+    """Add 1 to the number written before the position. It never runs past the first byte, as low + range <= 1."""
     k = position - 1
     while data[k] == 255:
         data[k] = 0
@@ -81,7 +81,7 @@ def carry(position: int, data: Bytes) -> None:
 
 @compiled
 def grown(data: Bytes) -> Bytes:
-    """The same bytes with as much room again."""
+    """The same bytes, with twice the room."""
     more = np.zeros(2 * len(data), np.uint8)
     for k in range(len(data)):  # a slice would take numba five seconds to compile
         more[k] = data[k]
@@ -90,14 +90,14 @@ def grown(data: Bytes) -> Bytes:
 
 @compiled
 def learned(estimate: int, bit: int, uses: int) -> int:
-    """An estimate moved towards the bit by 1 / (uses + 1.5) of the distance."""
+    """The estimate, moved towards the bit by 1 / (uses + 1.5) of the distance."""
     moved = estimate + ((((bit << ESTIMATE_BITS) - estimate) * int(RATES[uses])) >> 16)
     return min((1 << ESTIMATE_BITS) - FLOOR, max(FLOOR, moved))
 
 
 @compiled
 def next_state(state: int, bit: int) -> int:
-    """Of a context that saw the bit."""
+    """The state of a context after it saw the bit."""
     uses = state & LAST
     return (learned(state >> COUNT_BITS, bit, uses) << COUNT_BITS) | min(LAST, uses + 1)
 
@@ -105,7 +105,7 @@ def next_state(state: int, bit: int) -> int:
 @compiled
 def code_mixed(
     bit: int,  # to encode; ignored when decoding
-    inputs: Ints,  # log-odds: the first `n_given` are given, the first of them the base; the contexts' follow
+    inputs: Ints,  # log-odds: the first `n_given` are given, and the first of all is the base; the contexts' follow
     n_given: int,
     slots: Ints,  # (contexts,) where in `states` each context is
     states: Ints,
@@ -115,9 +115,9 @@ def code_mixed(
     decoding: bool,
     data: Bytes,
 ) -> tuple[int, Coder]:
-    """Predict a decision by the weighted sum of log-odds, code it, learn from it.
+    """Predict a decision by the weighted sum of log-odds, code it, and learn from it.
 
-    A context's input is its estimate's distance to the base, so that a context that knows nothing changes nothing.
+    A context's input is the distance of its estimate from the base, so a context that knows nothing changes nothing.
     """
     base = inputs[0]
     mix = UNIT // 2
@@ -147,18 +147,18 @@ def start_decoding(data: Bytes) -> Coder:
 
 
 def _number(tail: Bytes) -> int:
-    """RANGE_BYTES of the code, zeros where it has ended."""
+    """RANGE_BYTES of the code as a number. Zeros follow the end of the code."""
     return int.from_bytes(tail.tobytes().ljust(RANGE_BYTES, b"\0"), "big")
 
 
 def _shortest(low: int, width: int) -> int:
-    """Of the numbers in [low, low + width), the one with the most zero bits at its end."""
+    """The number in [low, low + width) with the most zero bits at its end."""
     zeros = next(s for s in range(RANGE_BITS, -1, -1) if -(-low >> s) << s < low + width)
     return -(-low >> zeros) << zeros
 
 
 def finish(coder: Coder, data: Bytes) -> bytes:
-    """The bytes written and the shortest number in the range, less the zero bytes at its end."""
+    """The bytes written, and the shortest number in the range without the zero bytes at its end."""
     low, width, position, _ = (int(x) for x in coder)
     code = _shortest(low, width)
     if code >> RANGE_BITS:
@@ -168,7 +168,7 @@ def finish(coder: Coder, data: Bytes) -> bytes:
 
 
 def check_end(coder: Coder, data: Bytes) -> None:
-    """The decoder has read just what `finish` would have written, at most RANGE_BYTES more than there is."""
+    """Raise unless the data is exactly what `finish` writes. The decoder reads at most RANGE_BYTES past its end."""
     _, width, most, distance = (int(x) for x in coder)
     least = most - RANGE_BYTES
     if not least <= len(data) <= most:

@@ -1,11 +1,11 @@
-"""One shared tensor as bytes by an adaptive binary range coder whose model says where the non-zeros are.
+"""One shared tensor as bytes, by an adaptive binary range coder whose model says where the non-zeros are.
 
-Each weight is one binary decision, zero or not, and each non-zero its codebook index, bit by bit. The models learn as
-they go, from the same start in coder and decoder, so nothing but the decisions is transmitted. All is done in integers:
-the same functions run compiled where numba is installed and as plain Python where it is not, with the same bytes.
+Each weight is one binary decision, zero or not. Each non-zero adds its codebook index, bit by bit. The models learn as
+they code, from the same start in encoder and decoder, so only the decisions are transmitted. All arithmetic is in
+integers: the same functions run compiled, or as plain Python without numba, and give the same bytes.
 
-The first byte says how: below 128, the period of the full model; 128, the fast model. The code follows (docs/format.md
-8.3).
+The first byte names the model: below 128 it is the period of the full model, 128 is the fast model. The code follows
+(docs/format.md 8.3).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from softshare.errors import FormatError
 FAST_ABOVE = 1 << 20  # weights: larger tensors take the fast model
 FAST = 128  # the first byte of the fast model
 LONGEST_PERIOD = 127  # the first bytes of the full model are 0 and 2 to 127
-MOST_TRIALS = 4  # periods that the encoder tries
-TRIED = 1 << 17  # weights that it tries them on, the first rows; the choice is no part of the format
-SAMPLE = 1 << 14  # non-zeros that it looks at to find them
+MOST_TRIALS = 4  # periods that the encoder tries; the choice is not part of the format
+TRIED = 1 << 17  # weights, in the first rows, that it tries them on
+SAMPLE = 1 << 14  # non-zeros that it reads to find likely periods
 FIRST_BUFFER = 1 << 12  # bytes, doubled as needed
 
 
@@ -36,7 +36,7 @@ def encode_tensor(
     n_nonzero: int,  # at least 1
 ) -> bytes:
     """The fast model for large tensors; else the full model with the best of the likely periods."""
-    matrix = np.require(indices.reshape(matrix_shape(shape)), requirements=["C", "W"])  # as decoding has it
+    matrix = np.require(indices.reshape(matrix_shape(shape)), requirements=["C", "W"])  # as in decoding
     if matrix.size > FAST_ABOVE:
         data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
         return bytes([FAST]) + finish(coder, data)
@@ -87,9 +87,9 @@ def _periods(
     matrix: Indices,  # (rows, cols)
     shape: tuple[int, ...],
 ) -> list[int]:
-    """0, a kernel's line and its taps, the side of a square row, and the lag at which non-zeros meet most often.
+    """Likely periods: 0, a kernel's line and its taps, the side of a square row, the lag where most non-zeros coincide.
 
-    The square of that lag too: a layer on 4 x 4 maps has lines of 4 and maps of 16.
+    The square of that lag is another: a layer on 4 x 4 maps has lines of 4 and maps of 16.
     """
     longest = min(LONGEST_PERIOD, matrix.shape[1] - 1)
     likely = [0, *(math.prod(shape[k:]) for k in range(len(shape) - 1, 1, -1))]

@@ -1,6 +1,6 @@
-"""Bits, most significant first: a field's top bit comes first, and a byte fills from its top bit down.
+"""Bits for the codec `han`, most significant first (docs/format.md 9).
 
-For the codec `han` (docs/format.md 9).
+A field's top bit comes first, and a byte fills from its top bit down.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from softshare.errors import FormatError
 Ints = npt.NDArray[np.int64]
 
 MAX_WIDTH = 62  # of one field: values are int64, never negative
-_CHUNK = 1 << 16  # fields expanded to single bits at a time, so that memory does not grow with the tensor
+_CHUNK = 1 << 16  # fields expanded to single bits at a time: memory does not grow with the tensor
 
 
 class BitWriter:
-    """Fields appended bit by bit; `finish` fills the last byte with zeros."""
+    """Appends fields bit by bit. `finish` fills the last byte with zeros."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self._tail: npt.NDArray[np.uint8] = np.zeros(
-            0, np.uint8
-        )  # fewer than 8 bits, one per element, not yet in `_bytes`
+        # Fewer than 8 bits, one per element, that are not yet in `_bytes`.
+        self._tail: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def write(self, values: npt.ArrayLike, widths: npt.ArrayLike) -> None:
-        """Append each value in its width; one width may serve for all."""
+        """Append each value in its width. One width may serve for all."""
         fields, sizes = np.broadcast_arrays(np.atleast_1d(np.asarray(values, np.int64)), np.asarray(widths, np.int64))
         if fields.size == 0:
             return
         if sizes.min() < 0 or sizes.max() > MAX_WIDTH:
             raise ValueError(f"expected widths from 0 to {MAX_WIDTH}, got {sizes.min()} to {sizes.max()}")
-        if np.any(fields >> sizes):  # also true of a negative value, whatever its width
-            raise ValueError("a value does not fit its width")
+        if np.any(fields >> sizes):  # also true for a negative value, whatever its width
+            raise ValueError("expected values that fit their widths, got a larger or a negative one")
         for start in range(0, fields.size, _CHUNK):
             self._append(fields[start : start + _CHUNK], sizes[start : start + _CHUNK])
 
@@ -76,7 +75,7 @@ class BitReader:
         self.position = position
 
     def read(self, width: int, count: int) -> Ints:
-        """The next `count` fields of `width` bits. A width of 0 takes no bits, so the caller bounds `count`."""
+        """The next `count` fields of `width` bits. A width of 0 takes no bits, so the caller must bound `count`."""
         self.require(width * count)
         place_values = np.int64(1) << np.arange(width - 1, -1, -1, dtype=np.int64)
         fields = np.empty(count, np.int64)
@@ -93,9 +92,9 @@ class BitReader:
         return int(self.read(width, 1)[0])
 
     def windows(self, first_byte: int, n_bytes: int, width: int) -> Ints:
-        """The `width` bits from each bit of the given bytes on, `(8 * n_bytes,)`; zeros follow the end of the data.
+        """The `width` bits from each bit of the given bytes on, `(8 * n_bytes,)`. Zeros follow the end of the data.
 
-        `width` is at most 33: five bytes hold that wherever in the first byte it starts.
+        `width` is at most 33: five bytes hold that, wherever in the first byte it starts.
         """
         data = self._data[first_byte : first_byte + n_bytes + 4].ljust(n_bytes + 4, b"\0")
         octets = np.frombuffer(data, np.uint8).astype(np.int64)
@@ -107,7 +106,7 @@ class BitReader:
         return windows
 
     def finish(self) -> None:
-        """Raise unless all is read but the zero bits that fill the last byte."""
+        """Raise unless only the zero bits that fill the last byte are left."""
         if self.remaining >= 8:
             raise FormatError(f"expected the data to end at bit {self.position}, got {self.remaining} bits more")
         if self.read_one(self.remaining) != 0:

@@ -1,12 +1,13 @@
 """One shared tensor as bytes, by appendix A of the paper (the format of Han et al., 2016): CSR, packed, Huffman-coded.
 
 The tensor is a matrix with one row per entry of its first dimension (a vector or a scalar is one row). CSR's three
-vectors follow each other bit by bit: IR, the row starts, at the smallest width that holds the number of entries (A.1);
-IC, the column of each entry relative to the entry before it in the row, Huffman-coded (A.2); A, the codebook index of
-each entry, Huffman-coded (A.3). A gap too long for the bits of a relative index is bridged by entries of index 0.
+vectors follow each other bit by bit. IR has the row starts, at the smallest width that holds the number of entries
+(A.1). IC has the column of each entry, relative to the entry before it in the row, Huffman-coded (A.2). A has the
+codebook index of each entry, Huffman-coded (A.3). Entries of index 0 bridge a gap that is too long for the bits of a
+relative index.
 
-On the wire (docs/format.md 9): the width of a row start, 6 bits; the end of each row, so IR without its leading 0; IC;
-A; zeros to the end of the byte. A tensor of zeros never comes here.
+On the wire (docs/format.md 9): the width of a row start, in 6 bits; the end of each row, which is IR without its
+leading 0; IC; A; zeros to the end of the byte. A tensor of zeros is never coded here.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _WIDTH_BITS = 6
 
 @dataclass(frozen=True, eq=False)
 class Csr:
-    """Appendix A's vectors, with codebook indices for weights."""
+    """Appendix A's vectors, with codebook indices in place of weights."""
 
     a: Ints  # (n,) codebook index of each entry
     ir: Ints  # (rows + 1,) row r is entries ir[r] to ir[r + 1]
-    ic: Ints  # (n,) column of each entry; or, relative, the zeros between it and the entry before it in its row
+    ic: Ints  # (n,) column of each entry; if relative, the number of zeros since the entry before it in its row
 
 
 def encode_tensor(
@@ -53,7 +54,7 @@ def encode_tensor(
 
 
 def decode_tensor(data: bytes, shape: tuple[int, ...], n_values: int, n_nonzero: int) -> Indices:
-    """The inverse of `encode_tensor`. Allocates in proportion to `data` and `shape` only."""
+    """The inverse of `encode_tensor`. It allocates in proportion to `data` and `shape` only."""
     rows, cols = matrix_shape(shape)
     reader = BitReader(data)
     csr = _read(reader, rows, cols, index_bits(shape), n_values)
@@ -62,7 +63,7 @@ def decode_tensor(data: bytes, shape: tuple[int, ...], n_values: int, n_nonzero:
 
 
 def index_bits(shape: tuple[int, ...]) -> int:
-    """A tensor of more than two dimensions is a convolution's."""
+    """Bits of a relative index. A tensor of more than two dimensions belongs to a convolution."""
     return INDEX_BITS_CONV if len(shape) > 2 else INDEX_BITS_FC
 
 
@@ -77,7 +78,7 @@ def to_csr(
 
 
 def to_relative(csr: Csr, bits: int) -> Csr:
-    """Columns made relative, with an entry of index 0 wherever a gap is longer than `2**bits - 1` zeros (A.2)."""
+    """The same with relative columns, and an entry of index 0 where a gap has more than `2**bits - 1` zeros (A.2)."""
     before = np.concatenate([[-1], csr.ic[:-1]])[: csr.ic.size]
     before[csr.ir[:-1][np.diff(csr.ir) > 0]] = -1  # the first entry of a row counts from its beginning
     gaps = csr.ic - before - 1
@@ -90,8 +91,8 @@ def to_relative(csr: Csr, bits: int) -> Csr:
 
 
 def from_csr(relative: Csr, rows: int, cols: int, n_values: int) -> Indices:
-    """The indices of a CSR with relative columns; raises where an entry lies outside its row."""
-    ends = _starts(relative.ic + 1)  # columns passed since the first row's beginning
+    """The indices of a CSR with relative columns. Raises if an entry lies outside its row."""
+    ends = _starts(relative.ic + 1)  # columns passed since the first row began
     row = np.repeat(np.arange(rows), np.diff(relative.ir))
     col = ends[1:] - ends[relative.ir[row]] - 1
     outside = np.flatnonzero(col >= cols)
@@ -104,7 +105,7 @@ def from_csr(relative: Csr, rows: int, cols: int, n_values: int) -> Indices:
 
 
 def _starts(counts: Ints) -> Ints:
-    """Where each run begins when runs of these lengths follow each other, and where the last ends."""
+    """Where each run begins if runs of these lengths follow each other, and where the last one ends."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -1,8 +1,8 @@
-"""Canonical Huffman codes (docs/format.md 9): only the code lengths are transmitted; the codes follow from them.
+"""Canonical Huffman codes (docs/format.md 9): only the code lengths are transmitted, and the codes follow from them.
 
-On the wire: the last symbol in use, in as many bits as the alphabet needs; the width of a length, 3 bits; the length of
-each symbol up to the last, 0 for one that does not occur; then the codes of the symbols. The number of symbols is not
-stored: the caller knows it.
+On the wire: the last symbol in use, in as many bits as the alphabet needs; the width of a length, in 3 bits; the length
+of each symbol up to the last, 0 if it does not occur; then the codes of the symbols. The number of symbols is not
+stored, because the caller knows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 1 << 14  # bytes looked up at a time
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """The symbols in use in the order of their codes: shorter codes first, codes of one length by symbol."""
+    """The symbols in use, in the order of their codes: shorter codes first, then by symbol."""
 
     symbols: Ints
     lengths: Ints  # of `symbols`, ascending
@@ -41,11 +41,11 @@ class Code:
 def code_lengths(
     counts: Ints,  # (alphabet,)
 ) -> Ints:
-    """Code lengths of a Huffman code, 0 for a symbol that does not occur.
+    """Code lengths of a Huffman code; 0 for a symbol that does not occur.
 
-    A lone symbol gets length 1: a length then always tells that its symbol is used, and no run of symbols is longer
-    than the bits that hold it, which bounds what a decoder allocates. Ties go to the symbol, then the subtree, that
-    came first.
+    A lone symbol gets length 1. So a length above 0 always means that its symbol is used. And no run of symbols is
+    longer than the bits that hold it, which bounds what a decoder allocates. Ties go to the symbol, then the subtree,
+    that came first.
     """
     lengths = np.zeros(len(counts), np.int64)
     used = np.flatnonzero(counts)
@@ -55,7 +55,7 @@ def code_lengths(
 
 
 def _limited_depths(weights: Ints) -> list[int]:
-    """Halving the weights flattens the tree until it is within `MAX_LENGTH`; each try is a valid prefix code."""
+    """Halve the weights, which flattens the tree, until it is within `MAX_LENGTH`. Each try is a valid prefix code."""
     depths = _depths(weights.tolist())
     while max(depths) > MAX_LENGTH:
         weights = (weights + 1) // 2
@@ -75,7 +75,7 @@ def _depths(weights: list[int]) -> list[int]:
         parent[a] = parent[b] = node
         heapq.heappush(heap, (weight_a + weight_b, node))
     depths = [0] * (2 * n - 1)
-    for node in range(2 * n - 3, -1, -1):  # a parent comes after its children, the root last
+    for node in range(2 * n - 3, -1, -1):  # a parent follows its children, and the root is last
         depths[node] = depths[parent[node]] + 1
     return depths[:n]
 
@@ -100,7 +100,7 @@ def _check(lengths: Ints) -> None:
 
 
 def write(writer: BitWriter, symbols: Ints, alphabet: int) -> None:
-    """Append the table and the codes of at least one symbol, each in `[0, alphabet)`."""
+    """Append the table and the codes of the symbols: one or more, each in `[0, alphabet)`."""
     lengths = code_lengths(np.bincount(symbols))  # bincount ends at the last symbol in use
     width = int(lengths.max()).bit_length()
     writer.write(lengths.size - 1, (alphabet - 1).bit_length())
@@ -128,7 +128,7 @@ def read(reader: BitReader, count: int, alphabet: int) -> Ints:
 def _decode(reader: BitReader, code: Code, count: int) -> Ints:
     """Look up the code at *every* bit of a chunk at once, then step from each code to the next.
 
-    Work and memory follow the data, not `count`: a code has at least one bit.
+    Work and memory depend on the data, not on `count`, because a code has at least one bit.
     """
     parts: list[Ints] = []
     missing = count
@@ -140,7 +140,7 @@ def _decode(reader: BitReader, code: Code, count: int) -> Ints:
         ranks = np.searchsorted(code.starts, windows, side="right") - 1
         stops, end = _walk(code.lengths[ranks].tolist(), at, missing)
         reader.skip_to(8 * first + end)
-        if code.symbols.size == 1 and windows[stops].any():  # the one code is 0, in one bit
+        if code.symbols.size == 1 and windows[stops].any():  # the only code is one bit, 0
             raise FormatError("expected only zeros for a Huffman code of one symbol, got ones")
         parts.append(code.symbols[ranks[stops]])
         missing -= len(stops)
@@ -148,7 +148,7 @@ def _decode(reader: BitReader, code: Code, count: int) -> Ints:
 
 
 def _walk(steps: list[int], at: int, most: int) -> tuple[list[int], int]:
-    """Where codes begin, from bit `at` to the end of `steps`, at most `most` of them; and the bit after the last."""
+    """Where at most `most` codes begin, from bit `at` to the end of `steps`, and the bit after the last code."""
     stops: list[int] = []
     n_steps = len(steps)
     while at < n_steps and len(stops) < most:

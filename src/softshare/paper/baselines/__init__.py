@@ -1,4 +1,4 @@
-"""Competitors in the same harness: a Task in, a `Compressed` out, which `softshare.measure` turns into a Result."""
+"""Rivals in the same harness: each compresses a Task into a `Compressed`, which `softshare.measure` measures."""
 
 from softshare.paper.baselines.accounting import OWN_ACCOUNTING, published_ratio
 from softshare.paper.baselines.deep_compression import deep_compression, published_bytes

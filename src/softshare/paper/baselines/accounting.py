@@ -13,7 +13,7 @@ OWN_ACCOUNTING = {
 
 
 def published_ratio(method: str, quantized: QuantizedWeights) -> float | None:
-    """None for a method that has no accounting of its own here."""
+    """The ratio by the accounting of the method's paper; None for a method without one."""
     match method:
         case "deep-compression":
             return 4 * quantized.n_shared / published_bytes(quantized)

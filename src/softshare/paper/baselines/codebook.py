@@ -1,4 +1,4 @@
-"""Codebooks: the values that weights share are trained, while each weight keeps its own of them."""
+"""Codebooks: train the values that weights share, while each weight keeps its index."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from softshare.train.step import Latent
 
 
 class Codebook:
-    """The values of some tensors' weights, of one layer or of a whole network. Index 0 is 0.0 and not trained."""
+    """The values that some tensors share, in one layer or a whole network. Index 0 is 0.0 and is not trained."""
 
     def __init__(
         self,
         tensors: Sequence[Tensor],  # live parameters, with n weights together
         index: Tensor,  # (n,) in [0, k]
-        values: Tensor,  # (k,), of the indices from 1 on
+        values: Tensor,  # (k,) of the indices 1 to k
     ) -> None:
         self.tensors, self.index = tuple(tensors), index
         self.values = nn.Parameter(values)
@@ -32,7 +32,7 @@ class Codebook:
         return F.pad(self.values.detach(), (1, 0))
 
     def pull_(self) -> None:
-        """The gradient of a value is the sum of those of its weights; 0 where the loss does not reach."""
+        """The gradient of a value is the sum of those of its weights. A weight outside the loss adds 0."""
         parts = [(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in self.tensors]
         gradient = F.pad(torch.cat(parts), (0, 1))  # a member beyond the last weight adds 0
         self.values.grad = gradient[self._members].sum(1).to(self.values.dtype)
@@ -44,7 +44,7 @@ class Codebook:
             tensor.copy_(own.reshape(tensor.shape))
 
     def quantized(self) -> list[tuple[Tensor, Tensor]]:
-        """Indices and codebook of each tensor, values in order; those that have become equal are one."""
+        """Indices and codebook of each tensor. The values are in order, and equal values become one."""
         codebook, index_of = order_values(self.all_values.float())
         index_of = index_of.to(index_dtype(len(codebook)))
         indices, codebook = index_of[self.index].cpu(), codebook.cpu()
@@ -55,7 +55,7 @@ def _members(
     index: Tensor,  # (n,) in [0, k]
     k: int,
 ) -> Tensor:  # (k, m)
-    """The weights of each value, filled up with n. Atomic adds would round differently each time; this does not."""
+    """The weights of each value, padded with n. Sums over this are always the same; atomic adds are not."""
     order = index.argsort(stable=True)
     counts = index.bincount(minlength=k + 1)
     starts = (counts.cumsum(0) - counts)[1:]
@@ -66,7 +66,7 @@ def _members(
 
 
 class Codebooks(Latent):
-    """The optimizer trains the codebooks in place of the weights, and what is not shared along with them."""
+    """The optimizer trains the codebooks instead of the weights, and also the tensors that are not shared."""
 
     def __init__(self, books: Iterable[Codebook]) -> None:
         self.books = tuple(books)
@@ -85,7 +85,7 @@ class Codebooks(Latent):
             book.push_()
 
     def quantize(self, view: WeightView) -> QuantizedWeights:
-        """The network as it is now. A tensor of no codebook must be empty."""
+        """Quantize the network of this moment. A tensor without a codebook must be empty."""
         found = {id(t): q for book in self.books for t, q in zip(book.tensors, book.quantized(), strict=True)}
         none = torch.zeros(0, dtype=torch.uint8), torch.zeros(1)
         return assemble(view, {s.name: found.get(id(s.tensor), none) for s in view.shared})

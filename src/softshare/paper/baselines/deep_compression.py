@@ -1,13 +1,14 @@
 """Deep Compression (Han, Mao, Dally 2016): prune and retrain, share by k-means, fine-tune the centroids, code.
 
-Pruning is that of Han, Pool, Tran, Dally 2015: a weight is pruned whose magnitude is below a quality parameter times
-the standard deviation of its layer's weights; the others are retrained, and this is repeated with the quality rising.
-The standard deviation is that of the layer before pruning, in all rounds: that of a layer of mostly zeros says little.
+Pruning is that of Han, Pool, Tran, Dally 2015. A weight is pruned if its magnitude is below a quality parameter times
+the standard deviation of its layer's weights. The others are retrained, and this is repeated with rising quality. All
+rounds use the standard deviation before pruning, because that of a layer of mostly zeros says little.
 
-Biases are by default neither pruned nor shared, as in the paper, whose table counts weights only; in our file they are
-part of the rest, in `EncodeConfig.rest_dtype`, and count. Layers of normalization stay as they are, too.
+By default biases are neither pruned nor shared, as in the paper, whose table counts weights only. In our file they are
+part of the rest, in `EncodeConfig.rest_dtype`, and count. Layers of normalization do not change either.
 
-What differs from the paper: Adam instead of Caffe's SGD; no change of the dropout rate, for these networks have none.
+Two things differ from the paper: Adam replaces Caffe's SGD, and no dropout rate changes, because these networks have
+no dropout.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def prune_(layer: Layer, threshold: float) -> None:
 def published_bytes(quantized: QuantizedWeights) -> int:
     """The paper's accounting, in real bytes: coded weights and float32 codebooks; no header, no biases, no rest.
 
-    The paper sets it against 4 bytes for each weight. The ratio of the whole file is `Result.han_ratio`.
+    The paper divides 4 bytes per weight by this. The ratio of the whole file is `Result.han_ratio`.
     """
     file = inspect(encode(quantized, EncodeConfig(codec="han", codebook_dtype="float32")))
     codebooks = {tuple(t.codebook.tolist()) for t in quantized.shared}

@@ -8,8 +8,8 @@ The network runs on T * W, weights times masks; the gradient taken there moves a
 
 Mean and standard deviation are those of the layer's |w|, biases included, before surgery, as in the authors' code.
 
-The paper stops here and counts non-zero weights (`nonzero_ratio`). For a real file the weights that are left are
-shared by the k-means of Deep Compression. What differs from the paper: Adam instead of Caffe's SGD.
+The paper stops here and counts non-zero weights (`nonzero_ratio`). For a real file, the k-means of Deep Compression
+shares the weights that are left. One thing differs from the paper: Adam replaces Caffe's SGD.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def dns(task: Task, config: DnsConfig | None = None, hooks: Sequence[Hook] = ())
 
 
 def nonzero_ratio(quantized: QuantizedWeights) -> float:
-    """The paper's accounting: all weights over those that are not zero. Sharing them makes no zero of any."""
+    """The paper's accounting: all weights over those that are not zero. Sharing makes no further zeros."""
     return quantized.n_shared / max(1, quantized.n_nonzero)
 
 
@@ -75,7 +75,7 @@ class Spliced(Latent):
 
     @torch.no_grad()
     def push_(self) -> None:
-        """The draws are made on the device, so that nothing has to wait for it and a captured step draws anew."""
+        """Draw on the device: nothing waits for it, and each replay of a captured step draws new numbers."""
         probability = (1 + self.config.decay * self.iteration) ** -self.config.power
         chosen = torch.rand(len(self.layers), device=self.iteration.device) < probability
         for layer, is_chosen in zip(self.layers, chosen, strict=True):
@@ -97,7 +97,7 @@ class _SplicedLayer:
         self,
         is_chosen: Tensor,  # 0-d, bool
     ) -> None:
-        """New masks if the layer is chosen, and the network's weights by the masks."""
+        """Update the masks if the layer is chosen, and apply them to the network's weights."""
         for tensor, w, mask in zip(self.tensors, self.latent, self.masks, strict=True):
             size = w.abs()
             updated = (mask & (size >= self.prune_below)) | (size >= self.splice_from)

@@ -1,4 +1,4 @@
-"""k-means on a line, from centroids evenly between the smallest and the largest value (Han et al. 2016, 3.2)."""
+"""One-dimensional k-means. The first centroids lie evenly between the extreme values (Han et al. 2016, 3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from softshare.errors import ConfigError
 
-MOST_ROUNDS = 1000  # Lloyd's algorithm ends by itself, as a rule after some dozens
+MOST_ROUNDS = 1000  # Lloyd's algorithm ends by itself, usually after some dozens
 
 
 def kmeans_linear(
@@ -15,13 +15,13 @@ def kmeans_linear(
     k: int,
     max_rounds: int = MOST_ROUNDS,
 ) -> tuple[Tensor, Tensor]:  # (m,), (n,) int64
-    """At most k centroids, rising, in the dtype of the values; and which of them each value is nearest to.
+    """At most k rising centroids in the dtype of the values, and the index of the centroid nearest to each value.
 
-    Lloyd's algorithm until nothing changes. A centroid that no value is nearest to stays where it is; if it is still
-    without one at the end, it is left out.
+    Lloyd's algorithm runs until nothing changes. A centroid without values stays where it is. If it still has none at
+    the end, it is left out.
 
-    A value between two centroids, at the same distance, goes to the lower one. Sums are in float64 and on the CPU, for
-    the result must not depend on the device.
+    A value midway between two centroids goes to the lower one. Sums are in float64 on the CPU, so that the result does
+    not depend on the device.
     """
     if k < 1:
         raise ConfigError(f"k-means: expected at least 1 centroid, got {k}")
@@ -46,7 +46,7 @@ def _ends(
     ordered: Tensor,  # (n,)
     centroids: Tensor,  # (k,)
 ) -> Tensor:  # (k + 1,)
-    """Where each centroid's run of values begins in the ordered ones, and where the last ends."""
+    """Where the values of each centroid begin in the ordered values, and where the last ones end."""
     inner = torch.searchsorted(ordered, _midpoints(centroids), right=True)
     return torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), len(ordered))])
 

@@ -1,4 +1,4 @@
-"""Layers: what both methods set thresholds and codebooks by. A layer is the shared tensors of one module."""
+"""Layers: both methods have thresholds and codebooks per layer. A layer is the shared tensors of one module."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from softshare.network.weights import WeightView
 @dataclass(frozen=True, eq=False)
 class Layer:
     name: str  # of the module
-    tensors: tuple[Tensor, ...]  # the live parameters: weights, and biases where they are shared too
+    tensors: tuple[Tensor, ...]  # the live parameters: weights, and biases if they are shared too
 
     @property
     def is_conv(self) -> bool:
-        """By the rule of the codec 'han': a tensor of more than two dimensions is a convolution's."""
+        """As in the codec 'han', a tensor of more than two dimensions belongs to a convolution."""
         return any(t.dim() > 2 for t in self.tensors)
 
     def flat(self) -> Tensor:  # (n,)
@@ -35,6 +35,6 @@ def layers_of(view: WeightView) -> list[Layer]:
 
 
 def require_weights(layers: list[Layer], remedy: str) -> None:
-    """Raise `ModelError` where all of a network's weights have been pruned."""
+    """Raise `ModelError` if all weights of a network have been pruned."""
     if not any(bool(t.any()) for layer in layers for t in layer.tensors):
         raise ModelError(f"every weight has been pruned ({', '.join(layer.name for layer in layers)}): {remedy}")

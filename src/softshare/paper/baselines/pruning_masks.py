@@ -1,4 +1,4 @@
-"""Pruned weights held at zero while the others train."""
+"""Hold pruned weights at zero while the others train."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Masked(Latent):
 
     @torch.no_grad()
     def push_(self) -> None:
-        """Adam's update of a weight that never had a gradient is 0; this holds under any optimizer."""
+        """Zero the pruned weights. Adam would not move them, but another optimizer might."""
         for tensor, mask in zip(self.tensors, self.masks, strict=True):
             tensor.mul_(mask)

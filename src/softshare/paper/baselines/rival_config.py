@@ -1,4 +1,4 @@
-"""The baselines' config objects, in the manner of `softshare.config.stages`."""
+"""The config objects of the baselines, built like those of `softshare.config.stages`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def require_matches(values: Sequence[LayerValue], layers: Sequence[str]) -> None
 
 
 def value_of(layer: str, values: Sequence[LayerValue], default: float) -> float:
-    """The first that matches decides."""
+    """The value of the first pattern that matches the layer."""
     return next((v.value for v in values if fnmatchcase(layer, v.pattern)), default)
 
 
@@ -42,7 +42,7 @@ class TrainConfig:
     """What all phases of a baseline's training have in common."""
 
     lr_weights: float = option(1e-3, "Learning rate of Adam while pruning.")
-    schedule: Schedule = option("cosine", "The learning rate stays 'constant' or falls to 0 by a 'cosine' in a phase.")
+    schedule: Schedule = option("cosine", "Learning rate of a phase: 'constant', or 'cosine', which falls to 0.")
     l2: float = option(
         0.0, "Weight of half the sum of squared weights in the loss (both papers decay by 5e-4, in SGD)."
     )
@@ -52,10 +52,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require_types(self)
         require(0 <= self.l2 < math.inf, "l2", "a number of at least 0", self.l2)
-        self.phase(1)  # has the same fields and checks them
+        self.phase(1)  # the config of a phase checks the same fields
 
     def phase(self, epochs: int, lr: float | None = None) -> RetrainConfig:
-        """Plain training, no prior."""
+        """The config of a phase: training without a prior."""
         return RetrainConfig(
             epochs=epochs,
             tau=0.0,
@@ -70,7 +70,7 @@ class TrainConfig:
 class PruneConfig:
     """Iterative magnitude pruning (Han et al. 2015). Layers without a value of their own take `quality`."""
 
-    quality: float = option(1.5, "A weight is pruned below so many standard deviations of its layer's weights.")
+    quality: float = option(1.5, "Prune a weight below this many standard deviations of its layer's weights.")
     qualities: tuple[LayerValue, ...] = option((), "The same for single layers, first match wins.")
     rounds: int = option(4, "Rounds of pruning and retraining; the quality rises to its value in equal steps.")
     round_epochs: int = option(10, "Passes over the training data after each pruning.")
@@ -91,9 +91,9 @@ class SurgeryConfig:
     c_rates: tuple[LayerValue, ...] = option((), "The same for single layers, first match wins.")
     margin: float = option(0.1, "Half of the gap between pruning and splicing, as a share of the threshold.")
     decay: float = option(1e-4, "gamma in the probability of surgery at an iteration, (1 + gamma * i)^-power.")
-    power: float = option(1.0, "The power in it.")
+    power: float = option(1.0, "The power in that probability.")
     surgery_epochs: int = option(40, "Passes over the training data with surgery.")
-    settle_epochs: int = option(10, "Passes after it, with the masks as they are; 0: none.")
+    settle_epochs: int = option(10, "Passes after surgery, with fixed masks; 0: none.")
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -110,9 +110,9 @@ class ShareConfig:
     """k-means weight sharing (Han et al. 2016, section 3)."""
 
     conv_bits: int = option(8, "A convolution's weights share 2^bits values beside zero (published: 8).")
-    fc_bits: int = option(5, "Likewise of all other layers (published: 5, and 6 for LeNet-300-100).")
-    share_epochs: int = option(5, "Passes that fine-tune the centroids, assignment fixed; 0: none.")
-    lr_centroids: float = option(1e-4, "Learning rate of the centroids, and of what is not shared.")
+    fc_bits: int = option(5, "The same for all other layers (published: 5, and 6 for LeNet-300-100).")
+    share_epochs: int = option(5, "Passes that fine-tune the centroids while the assignment is fixed; 0: none.")
+    lr_centroids: float = option(1e-4, "Learning rate of the centroids, and of tensors that are not shared.")
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -124,7 +124,7 @@ class ShareConfig:
 
 @dataclass(frozen=True)
 class _MethodConfig(Versioned):
-    """What `softshare.measure` asks of a method's config."""
+    """What `softshare.measure` needs from a method's config."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
     share: ShareConfig = field(default_factory=ShareConfig)
@@ -145,7 +145,7 @@ class DeepCompressionConfig(_MethodConfig):
 
     prune: PruneConfig = field(default_factory=PruneConfig)
     compress_biases: bool = option(
-        False, "Prune and share biases like weights. As published they are neither, and stand in no table."
+        False, "Prune and share biases like weights. The paper does neither, and its tables leave them out."
     )
 
 

@@ -1,4 +1,4 @@
-"""The task of a baseline: a copy of the user's, with the decay that both papers train with."""
+"""The task of a baseline: a copy of the user's task, with the weight decay of both papers."""
 
 from __future__ import annotations
 

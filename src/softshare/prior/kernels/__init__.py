@@ -1,4 +1,4 @@
-"""The mixture's negative log-likelihood, by `mixture_nll_ref` its definition, and the arg-max of its terms."""
+"""The mixture's negative log-likelihood, which `mixture_nll_ref` defines, and the arg-max of its terms."""
 
 from softshare.prior.kernels.assign import index_dtype, mixture_assign, quantize_, sum_by_component
 from softshare.prior.kernels.choice import find_sweep

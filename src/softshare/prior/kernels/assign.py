@@ -1,4 +1,4 @@
-"""The most responsible component of each weight: its index, its mean in place of the weight, and sums by it."""
+"""The most responsible component of each weight: its index, its mean in place of the weight, and sums over it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from softshare.prior.kernels.sweep import MOST_AT_ONCE, flattened, memory_order,
 
 
 def index_dtype(n_values: int) -> torch.dtype:
-    """The narrowest dtype for indices into `n_values`: those of a large network would fill the memory as int64."""
+    """The narrowest dtype for indices into `n_values`. As int64, those of a large network would fill the memory."""
     return torch.uint8 if n_values <= 1 << 8 else torch.int16 if n_values <= 1 << 15 else torch.int32
 
 
@@ -26,7 +26,7 @@ def mixture_assign(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
 ) -> Tensor:  # (w.numel(),) int64
-    """The index of the most responsible component of each weight; of several alike, the first."""
+    """The index of the most responsible component of each weight. The first one wins a tie."""
     index = torch.empty(w.numel(), dtype=torch.int64, device=mean.device)
     _assign(w.detach().reshape(-1).contiguous(), log_mixing, mean, log_var, index, None)
     return index
@@ -39,15 +39,15 @@ def quantize_(
     mean: Tensor,  # (J,)
     log_var: Tensor,  # (J,)
 ) -> tuple[Tensor, Tensor]:
-    """Set each weight to the mean of its most responsible component; returns the component's index and the weight.
+    """Set each weight to the mean of its most responsible component. Returns the component's index and the old weight.
 
-    Both in the shape of `w` and its order in memory, the index as `index_dtype`.
+    Both have the shape of `w` and its order in memory. The dtype of the index is `index_dtype`.
     """
     own = flattened(w)
     index = torch.empty(own.shape, dtype=index_dtype(len(mean)), device=own.device)
     kept = torch.empty_like(own)
     _assign(own, log_mixing, mean, log_var, index, kept)
-    if own.data_ptr() != w.data_ptr():  # a tensor with gaps, of which that is a copy
+    if own.data_ptr() != w.data_ptr():  # `w` has gaps in memory, so `own` is a copy
         w.copy_(shaped_like(own, w))
     else:
         torch.autograd.graph.increment_version(w)  # compiled code writes past autograd
@@ -65,10 +65,10 @@ def _assign(w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor, index:
 
 @torch.no_grad()
 def sum_by_component(
-    tensors: Sequence[Summed],  # the indices as of `quantize_`, the values in their shape
+    tensors: Sequence[Summed],  # indices as `quantize_` returns them, and values of the same shape
     out: Tensor,  # (R, J)
 ) -> None:
-    """Fill out[r, j] with the sum of the values at index j of all tensors of row r: the same bits in every run."""
+    """Fill out[r, j] with the sum of the values at index j over all tensors of row r: the same bits in every run."""
     pieces: list[Summed] = []
     for index, values, row in tensors:
         order = memory_order(index)

@@ -1,4 +1,4 @@
-"""The arg-max and sums by it on the CPU, compiled by numba."""
+"""The arg-max and the sums over each component on the CPU, compiled by numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from softshare.prior.kernels.assign_torch import Summed
 from softshare.prior.kernels.sweep_numba import BLOCK, NO_TENSOR, Floats, as_float32, compiled, cut, in_threads
 
 Integers = npt.NDArray[Any]
-LANES = 8  # sums of each component side by side: one alone would wait for its last addition
+LANES = 8  # sums of each component side by side: with one, each addition would wait for the one before it
 
 
 @compiled
@@ -51,8 +51,8 @@ def _assign_part(
 def assign(
     w: Tensor, log_mixing: Tensor, mean: Tensor, log_var: Tensor, index: Tensor, kept: Tensor | None = None
 ) -> None:
-    """An `Assign`, its constants in float64, so that each is rounded once."""
-    wide = log_var.numpy().astype(np.float64)  # by numpy: ten calls of torch take as long as a thousand weights
+    """An `Assign`. Its constants are computed in float64, so that each is rounded once."""
+    wide = log_var.numpy().astype(np.float64)  # in numpy: ten calls of torch take as long as a thousand weights
     constant = log_mixing.numpy() - 0.5 * (wide + math.log(2 * math.pi))
     c, h = constant.astype(np.float32), (0.5 * np.exp(-wide)).astype(np.float32)
     m = mean.numpy()

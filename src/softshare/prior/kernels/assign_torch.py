@@ -1,4 +1,4 @@
-"""The definition of what `kernels.assign` calls, in plain torch: any device, any dtype."""
+"""The definition of what `kernels.assign` calls, in plain torch, for any device and any dtype."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from softshare.prior.kernels.sweep import chunks, log_joint
 
-Summed = tuple[Tensor, Tensor, int]  # indices in [0, J), a value for each, and the row of their sums
+Summed = tuple[Tensor, Tensor, int]  # indices in [0, J), a value for each, and the row that takes their sums
 
 
 class Assign(Protocol):
-    """Fills `index` with the component of the largest `log_joint`, the first of several; of a NaN weight with 0.
+    """Fills `index` with the component of the largest `log_joint`. The first one wins a tie; a NaN weight gets 0.
 
-    With `kept`, the weights go there, and the means of their components take their place.
+    With `kept`, the weights are copied there, and the means of their components replace them.
     """
 
     def __call__(
@@ -25,13 +25,13 @@ class Assign(Protocol):
         log_mixing: Tensor,  # (J,)
         mean: Tensor,  # (J,)
         log_var: Tensor,  # (J,)
-        index: Tensor,  # (n,), of any integers that hold J - 1
-        kept: Tensor | None = None,  # (n,), of the dtype of the weights
+        index: Tensor,  # (n,), of any integer dtype that holds J - 1
+        kept: Tensor | None = None,  # (n,), of the weights' dtype
     ) -> None: ...
 
 
 class SumByIndex(Protocol):
-    """Fills out[r, j] with the sum of the values at index j of all tensors of row r, in a fixed order.
+    """Fills out[r, j] with the sum of the values at index j over all tensors of row r, in a fixed order.
 
     Indices and values are 1-d and contiguous.
     """
@@ -56,7 +56,7 @@ def assign(
 
 
 def sum_by_index(tensors: Sequence[Summed], out: Tensor) -> None:
-    """A `SumByIndex`. On a GPU by masks: the atomic adds of `bincount` would round differently each time."""
+    """A `SumByIndex`. On a GPU it uses masks: the atomic adds of `bincount` would round differently each time."""
     out.zero_()
     n = out.shape[1]
     for index, value, row in tensors:

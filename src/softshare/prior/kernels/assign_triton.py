@@ -1,4 +1,4 @@
-"""The arg-max and sums by it on the GPU, in Triton: one launch for each tensor, and nothing waits for the GPU."""
+"""The arg-max and the sums over each component on the GPU, in Triton: one launch for each tensor, no synchronising."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from softshare.prior.kernels.assign_torch import Summed
 from softshare.prior.kernels.sweep_triton import LOG2_E, LOG_2PI, OPTIONS, tile
 
 AT_ONCE = 8  # components whose constants are computed side by side
-MOST_PROGRAMS = 1056  # of one tensor's sums, each with its own row of them
-MOST_SUMS = 32  # components of such a program
-CELLS = 4096  # sums that the threads of such a program hold
+MOST_PROGRAMS = 1056  # that sum one tensor, each with its own row of sums
+MOST_SUMS = 32  # components in one such program
+CELLS = 4096  # sums that the threads of one such program hold
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def _precision(log_var):
-    """exp(-log_var) to float32's rounding: `tl.exp` would multiply it by the size of its argument."""
+    """exp(-log_var) to float32's rounding. `tl.exp` would multiply that error by the size of its argument."""
     exponent = log_var.to(tl.float64) * -LOG2_E
     near = exponent.to(tl.float32)
     power = tl.exp2(near)
@@ -73,7 +73,7 @@ def assign(
 
 @triton.jit
 def _add_sums(index_ptr, values_ptr, sums_ptr, n, width, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (p, c): to row p, the sums of its share of the values, for WIDTH components."""
+    """Program (p, c) adds the sums of its share of the values to row p, for WIDTH components."""
     j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     sums = tl.zeros([WIDTH, BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
@@ -87,7 +87,7 @@ def _add_sums(index_ptr, values_ptr, sums_ptr, n, width, WIDTH: tl.constexpr, BL
 
 
 def sum_by_index(tensors: Sequence[Summed], out: Tensor) -> None:
-    """A `SumByIndex`: tensors of a row add to its partial sums one after the other, a last launch adds those up."""
+    """A `SumByIndex`. The tensors of a row add to its partial sums one after the other; a last launch adds those up."""
     n_rows, components = out.shape
     at_once = min(MOST_SUMS, triton.next_power_of_2(components))
     block = min(1024, CELLS // at_once)

@@ -1,4 +1,4 @@
-"""Which implementation of the sweep: by device, by what is installed, or as asked for."""
+"""Which implementation of the sweep runs: by device, by what is installed, or by request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from softshare.prior.kernels.table import tabulated
 def available_backends(
     mean: Tensor,  # (J,)
 ) -> list[str]:
-    """What can compute a mixture of this device and dtype here, the fastest first."""
+    """The backends that can compute a mixture of this device and dtype here, fastest first."""
     fits = {
         "triton": mean.device.type == "cuda" and mean.dtype == torch.float32 and _installed("triton"),
         "numba": mean.device.type == "cpu" and mean.dtype == torch.float32 and _installed("numba"),
@@ -36,7 +36,7 @@ def find_sweep(
     backend: str = "auto",
     reach: float | None = None,
 ) -> Sweep:
-    """The exact one, or with a `reach` (`table.reach_of` the largest weight) the one by table."""
+    """The exact sweep, or the sweep by table if there is a `reach` (`table.reach_of` the largest weight)."""
     available = available_backends(mean)
     if reach is not None:
         available.remove("torch")  # a table in plain torch would be slower than the exact sweep
@@ -44,7 +44,7 @@ def find_sweep(
         what = f"a {mean.dtype} mixture on {mean.device.type}{'' if reach is None else ' by table'}"
         raise NotAvailableError(
             f"backend {backend!r} cannot compute {what.replace('torch.', '')} here; "
-            f"available are {', '.join(available) or 'none'}"
+            f"expected 'auto' or one of the available: {', '.join(available) or 'none'}"
         )
     name = available[0] if backend == "auto" else backend
     exact: Sweep = sweep_torch if name == "torch" else import_module(f"softshare.prior.kernels.sweep_{name}").sweep

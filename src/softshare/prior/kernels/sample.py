@@ -1,4 +1,4 @@
-"""Appendix C: the sweep on K of the I weights, scaled by I / K. Its expectation is the sweep on all of them."""
+"""Appendix C: the sweep on K of the I weights, scaled by I / K. Its expectation is the sweep on all weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from softshare.prior.kernels.sweep import Sweep
 
 
 def sampled(sweep: Sweep, one_in: int) -> Sweep:
-    """The sweep on one weight in `one_in`: other weights in each call, drawn by torch's random state.
+    """The sweep on one weight in `one_in`. Each call draws its weights from torch's random state.
 
-    A sample is a block of K weights in a row, from a random one on, around the end. The others have a gradient of 0.
+    A sample is a block of K neighbours. It starts at a random weight and wraps around the end. All other weights get a
+    gradient of 0.
     """
     if one_in == 1:
         return sweep
@@ -28,7 +29,7 @@ def sampled(sweep: Sweep, one_in: int) -> Sweep:
         times: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         if times is not None:
-            raise ValueError("a sample counts each weight once")
+            raise ValueError("times: expected None, because a sample counts each weight once")
         picks, factor = _draw([len(w) for w in weights], one_in)
         if grads is not None and scale is None:
             for grad in grads:
@@ -36,13 +37,13 @@ def sampled(sweep: Sweep, one_in: int) -> Sweep:
         own_scale = mean.new_full((), factor) if scale is None else factor * scale
         drawn = [weights[k][pick] for k, pick in picks]
         outs = None if grads is None else [grads[k][pick] for k, pick in picks]
-        loss, sums = sweep(drawn, log_mixing, mean, log_var, outs, own_scale)  # a slice is added to where it is
+        loss, sums = sweep(drawn, log_mixing, mean, log_var, outs, own_scale)  # slices are views: added to in place
         return factor * loss, factor * sums
 
     return on_sample
 
 
-Picks = list[tuple[int, slice]]  # the number of a tensor, and which of its weights
+Picks = list[tuple[int, slice]]  # the number of a tensor, and the weights drawn from it
 
 
 def _draw(sizes: Sequence[int], one_in: int) -> tuple[Picks, float]:

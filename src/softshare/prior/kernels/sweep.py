@@ -13,11 +13,11 @@ from torch.autograd.function import once_differentiable
 
 
 class Sweep(Protocol):
-    """The loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J), both float64: see `_mixture_grads`.
+    """Returns the loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J): see `_mixture_grads`.
 
-    Weights and gradients are 1-d and contiguous. Without a scale the gradients are filled with d loss / d w, with one
-    `scale` times that is added to them; loss and sums are not scaled. `times` says how often each weight counts in the
-    loss and the sums.
+    Both are float64. Weights and gradients are 1-d and contiguous. Without `scale`, the gradients are filled with
+    d loss / d w. With it, `scale` times d loss / d w is added to them. Loss and sums are not scaled. `times` says how
+    often each weight counts in the loss and the sums.
     """
 
     def __call__(
@@ -34,9 +34,9 @@ class Sweep(Protocol):
 
 # Values of one (J, chunk) buffer: small enough for the cache on a CPU, large enough to fill a GPU.
 CHUNK_VALUES = {"cpu": 2**19, "cuda": 2**24}
-MOST_AT_ONCE = 2**30  # weights of one piece
-SMALL, SMALL_TOGETHER = 2**20, 2**24  # weights of a tensor, and of all such, that a GPU sweeps as one
-IN_PLACE_FROM = 2**24  # weights whose gradient is scaled in place: there may be no room for a second copy
+MOST_AT_ONCE = 2**30  # weights in one piece
+SMALL, SMALL_TOGETHER = 2**20, 2**24  # most weights of a tensor, and of all such tensors, that a GPU sweeps as one
+IN_PLACE_FROM = 2**24  # from this many weights, gradients are scaled in place: a second copy may not fit
 
 
 def log_joint(
@@ -52,14 +52,14 @@ def log_joint(
 
 
 def mixture_nll_ref(weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
-    """The definition, in plain autograd: a 0-d tensor. Stores N x J values."""
+    """The definition, in plain autograd: a 0-d tensor. It stores N x J values."""
     w = torch.cat([t.reshape(-1).to(mean.dtype) for t in weights])
     return -torch.logsumexp(log_joint(w, log_mixing, mean, log_var), 0).sum()
 
 
 def mixture_nll(sweep: Sweep, weights: Sequence[Tensor], log_mixing: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
-    """The same function, fused: loss and all gradients in one sweep, no N x J tensor; backward only scales."""
-    if not torch.is_grad_enabled():  # forward cannot tell by itself, and would compute gradients for nobody
+    """The same function, fused: one sweep gives the loss and all gradients, without N x J values. Backward scales."""
+    if not torch.is_grad_enabled():  # forward cannot see this, and would compute gradients that nobody reads
         log_mixing, mean, log_var = log_mixing.detach(), mean.detach(), log_var.detach()
         weights = [w.detach() for w in weights]
     loss: Tensor = _MixtureNLL.apply(sweep, log_mixing, mean, log_var, *weights)  # type: ignore[no-untyped-call]
@@ -77,15 +77,15 @@ def mixture_nll_grad_(
     scale: Tensor,  # 0-d
     together: bool = True,
 ) -> tuple[Tensor, Tensor]:  # 0-d; (3, J)
-    """The loss and its gradients by log_mixing, mean and log_var; adds `scale` times those by the weights to `grads`.
+    """The loss and its gradients by log_mixing, mean and log_var. Adds `scale` times those by the weights to `grads`.
 
-    The training step's way: against autograd it saves a gradient's memory and three passes over it. `together`: small
-    tensors are swept as one, in a copy, where that is faster.
+    The training step uses this: compared with autograd it saves a gradient's memory and three passes over it. With
+    `together`, small tensors are copied and swept as one where that is faster.
     """
     own = [g.permute(memory_order(w)) for w, g in zip(weights, grads, strict=True)]
     as_one = _small(weights, mean.device) if together else []
     flats, outs = [], []
-    late: list[tuple[Tensor, Tensor]] = []  # gradients that are not swept in their own memory, and what to add to them
+    late: list[tuple[Tensor, Tensor]] = []  # gradients that the sweep does not write, and what to add to them
     for k, (w, g) in enumerate(zip(weights, own, strict=True)):
         if k not in as_one:
             out = g if g.is_contiguous() else torch.zeros_like(g, memory_format=torch.contiguous_format)
@@ -105,17 +105,17 @@ def mixture_nll_grad_(
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to the current GPU, which need not be the weights' own."""
+    """Makes the weights' GPU the current one, because kernels are launched there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _pieces(flats: Sequence[Tensor]) -> list[Tensor]:
-    """Short enough for indices of 32 bits."""
+    """The vectors in pieces that are short enough for 32-bit indices."""
     return [piece for flat in flats for piece in flat.split(MOST_AT_ONCE)]
 
 
 def _small(weights: Sequence[Tensor], device: torch.device) -> list[int]:
-    """The tensors to sweep as one: on a GPU, where a launch takes longer than a small tensor's work."""
+    """The tensors to sweep as one. This is for a GPU, where a launch takes longer than a small tensor's work."""
     if device.type != "cuda":
         return []
     small = [k for k, w in enumerate(weights) if w.numel() <= SMALL]
@@ -128,13 +128,13 @@ def chunks(n: int, mean: Tensor) -> Iterator[slice]:
 
 
 def memory_order(t: Tensor) -> list[int]:
-    """Dimensions by falling stride: in that order a dense tensor lies in memory, channels last or transposed."""
+    """Dimensions by falling stride: the order in which a dense tensor lies in memory, channels last or transposed."""
     return sorted(range(t.dim()), key=t.stride().__getitem__, reverse=True)
 
 
 def flattened(t: Tensor) -> Tensor:
-    """As one vector in the order of memory: a view, unless the tensor has gaps."""
-    return t.detach().permute(memory_order(t)).reshape(-1).contiguous()  # even gaps reshape would leave in a view
+    """The tensor as one vector, in the order of its memory: a view, unless the tensor has gaps."""
+    return t.detach().permute(memory_order(t)).reshape(-1).contiguous()  # reshape keeps evenly spaced gaps in a view
 
 
 def sweep_torch(
@@ -146,10 +146,10 @@ def sweep_torch(
     scale: Tensor | None = None,
     times: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A `Sweep` in plain torch, chunk by chunk: any device, any dtype."""
+    """A `Sweep` in plain torch, chunk by chunk, for any device and any dtype."""
     precision = torch.exp(-log_var)[:, None]
     constant = (log_mixing - 0.5 * (log_var + math.log(2 * math.pi)))[:, None]
-    # exp of less than this is a denormal number, 10 times slower on a CPU and nothing beside the largest term's 1.
+    # exp of anything below this is denormal: 10 times slower on a CPU, and nothing beside the largest term's 1.
     floor = math.log(torch.finfo(mean.dtype).tiny) + 8
     loss = torch.zeros((), dtype=torch.float64, device=mean.device)
     sums = torch.zeros(3, len(mean), dtype=torch.float64, device=mean.device)
@@ -180,12 +180,14 @@ def _mixture_grads(
     sums: Tensor,  # (3, J) float64
     mean: Tensor,  # (J,)
 ) -> Tensor:  # (3, J)
-    """By log_mixing, mean and log_var. With responsibility r_ij, d_ij = w_i - mean_j and precision p_j (docs/math.md):
+    """Gradients by log_mixing, mean and log_var, with responsibility r_ij, d_ij = w_i - mean_j and precision p_j.
 
     d loss / d w_i          =  sum_j r_ij p_j d_ij
     d loss / d mean_j       = -sum_i r_ij p_j d_ij
     d loss / d log_var_j    = -sum_i r_ij (p_j d_ij^2 - 1) / 2
     d loss / d log_mixing_j = -sum_i r_ij
+
+    docs/math.md derives them.
     """
     return torch.stack([-sums[0], -sums[1], -0.5 * sums[2]]).to(mean.dtype)
 
@@ -194,7 +196,7 @@ class _MixtureNLL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sweep: Sweep, log_mixing: Tensor, mean: Tensor, log_var: Tensor, *weights: Tensor) -> Tensor:
         need_grad = any(ctx.needs_input_grad)
-        # In the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
+        # They keep the mixture's dtype until backward has scaled them: an unscaled score may not fit into float16.
         grads = [torch.empty(w.numel(), dtype=mean.dtype, device=w.device) for w in weights] if need_grad else None
         pieces = None if grads is None else _pieces(grads)
         with on(mean.device):
@@ -212,7 +214,7 @@ class _MixtureNLL(torch.autograd.Function):
         if sum(g.numel() for g in grads) < IN_PLACE_FROM:
             scaled = [upstream * g for g in grads]
         else:
-            scaled = [g.mul_(upstream) for g in grads]  # autograd refuses a second backward after that
+            scaled = [g.mul_(upstream) for g in grads]  # after this, autograd refuses a second backward
         own = (g.to(dtype) for g, dtype in zip(scaled, ctx.weight_dtypes, strict=True))
         return (None, *(upstream * mixture_grads).unbind(), *own)
 

@@ -1,8 +1,8 @@
 """The mixture's loss and all its gradients in one sweep on the CPU, compiled by numba.
 
-Weights go through in blocks that stay in the cache; the loops over a block are plain enough for the compiler to
-vectorize, exponentials included. Work is cut into parts of fixed size, so that neither the number of threads nor their
-order changes a bit of the result.
+Weights are read in blocks that stay in the cache. The loops over a block are plain enough for the compiler to
+vectorize, exponentials included. Work is cut into parts of fixed size, so neither the number of threads nor their order
+changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from softshare._util.compiled import compiler
 
 Floats = npt.NDArray[np.float32]
 
-BLOCK = 512  # weights whose J x BLOCK values stay in the cache
-PART = 1 << 15  # weights of one part, the unit of work of a thread
+BLOCK = 512  # weights at a time: their J x BLOCK values stay in the cache
+PART = 1 << 15  # weights of one part, a thread's unit of work
 LOG2_E = math.log2(math.e)
 _VECTORIZE = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; no assumption about NaN or infinity
 _FLOOR = np.float32(-100.0)  # 2^-100 is nothing beside the largest term's 1, and far from denormal
@@ -84,9 +84,9 @@ def _terms(
 
 @compiled
 def _log2_evidence(n: int, largest: Floats, total: Floats) -> float:
-    """Sum of log2 p(w_i) over the block; logarithms of products, for products are cheap."""
+    """Sum of log2 p(w_i) over the block. It takes the logarithm of products, because products are cheap."""
     out = 0.0
-    for start in range(0, n, 64):  # of totals, each at most J: below 2^1024 for any J up to 65,536
+    for start in range(0, n, 64):  # a product of 64 totals of at most J each is below 2^1024 for J up to 65,536
         product, whole = 1.0, 0.0
         for i in range(start, min(n, start + 64)):
             product *= float(total[i])
@@ -114,7 +114,7 @@ def _gradients(
     score: Floats,
     sums: npt.NDArray[np.float64],
 ) -> None:
-    """times d loss / d w into score; sums[:, j] += sum_i of r, r p d and r (p d^2 - 1)."""
+    """Fill score with times d loss / d w, and add sum_i of r, r p d and r (p d^2 - 1) to sums[:, j]."""
     n = len(w)
     for i in range(n):
         total[i] = _ONE / total[i]
@@ -148,7 +148,7 @@ def _sweep_part(
     add: bool,
     scale: np.float32,
     times: Floats,  # empty: 1 each
-    sums: npt.NDArray[np.float64],  # (4, J): those of `_gradients`, and the loss in [3, 0]
+    sums: npt.NDArray[np.float64],  # (4, J): the sums of `_gradients`, and the loss in [3, 0]
 ) -> None:
     n_components = len(mean)
     joint = np.empty((n_components, BLOCK), np.float32)
@@ -211,7 +211,7 @@ def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def as_float32(grad: Tensor, add: bool) -> Iterator[Floats]:
-    """An array to write into: the tensor's own memory, or that of a copy which is written back."""
+    """An array to write into: the tensor's own memory, or a copy that is written back."""
     if grad.dtype == torch.float32:
         yield grad.numpy()
     else:
@@ -225,7 +225,7 @@ def n_threads(n_parts: int) -> int:
 
 
 def in_threads(function: Callable[[int], None], n: int) -> None:
-    """function(0) to function(n - 1)."""
+    """Call function(0) to function(n - 1)."""
     threads = n_threads(n)
     if threads > 1:
         list(_pool(threads, os.getpid()).map(function, range(n)))
@@ -236,5 +236,5 @@ def in_threads(function: Callable[[int], None], n: int) -> None:
 
 @cache
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Kept between steps; a forked process makes its own."""
+    """The pool is kept between steps. A forked process makes its own."""
     return ThreadPoolExecutor(threads, thread_name_prefix="softshare-mixture")

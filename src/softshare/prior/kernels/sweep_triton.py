@@ -1,9 +1,9 @@
 """The mixture's loss and all its gradients in one sweep on the GPU, in Triton.
 
-One warp works alone: each thread holds one weight and the terms of all components in registers, so that nothing is
-exchanged between threads until the sums at the end. A weight and a component take 10 instructions and one exponential,
-and the next weights are loaded while these are computed. Programs walk over the weights in a fixed order and write
-their sums apart; a second kernel adds those up in float64: the same bits in every run.
+Each warp works alone. A thread holds one weight and the terms of all components in registers, so threads exchange
+nothing until the sums at the end. A weight and a component take 10 instructions and one exponential. The next weights
+are loaded while these are computed. Programs walk over the weights in a fixed order, and each writes its own sums. A
+second kernel adds those up in float64, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 32  # weights of a program at a time: one per thread of its one warp
+BLOCK = 32  # weights of a program at a time: one for each thread of its one warp
 PROGRAMS_PER_SM = 64
 MOST_IN_REGISTERS = 32  # components beside the first that a thread can hold
-TILE = 2048  # weights of a program of the kernel for more of them
-REGISTERS = {16: 128}  # of a thread with so many free components: 16 warps a multiprocessor are worth a few spilled
-ROWS = 128  # of partial sums at a time
-OPTIONS = {"enable_fp_fusion": True}  # not the default of every version of Triton
+TILE = 2048  # weights of a program in the kernel for more components
+REGISTERS = {16: 128}  # of a thread, by free components: 16 warps on a multiprocessor are worth a few spilled registers
+ROWS = 128  # rows of partial sums at a time
+OPTIONS = {"enable_fp_fusion": True}  # not every version of Triton has this default
 FAST = os.environ.get("TRITON_INTERPRET") != "1"  # single instructions for exp2 and 1 / x; the interpreter has none
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -55,7 +55,7 @@ def _inverse(x, FAST: tl.constexpr):
 
 @triton.jit
 def _prepare(log_mixing_ptr, mean_ptr, log_var_ptr, out_ptr, components, WIDTH: tl.constexpr):
-    """log2 of the highest density, mean, and the root of half the precision in log2 units, each rounded once."""
+    """log2 of each highest density, the mean, and the root of half the precision in log2 units, each rounded once."""
     j = tl.arange(0, WIDTH)
     live = j < components
     log_var = tl.load(log_var_ptr + j, mask=live, other=0.0).to(tl.float64)
@@ -78,10 +78,10 @@ def _sweep_in_registers(
     FREE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     GRAD: tl.constexpr, ADD: tl.constexpr, TIMES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """With y = (w - mean) root, log2 of a term is constant - y^2. A program's sums: r, r y, r (p d^2 - 1), log2 p.
+    """With y = (w - mean) root, log2 of a term is constant - y^2. A program sums r, r y, r (p d^2 - 1) and log2 p.
 
-    The highest density stands in for the largest term, which saves two instructions a term; blocks in which a weight is
-    so far from every component that its total is faint are computed again with the largest term.
+    The highest density replaces the largest term, which saves two instructions for each term. If some weight is so far
+    from every component that its total is faint, its block is computed again with the largest term.
     """
     j = 1 + tl.arange(0, FREE)
     constant0, mean0, root0 = tl.load(mixture_ptr), tl.load(mixture_ptr + WIDTH), tl.load(mixture_ptr + 2 * WIDTH)
@@ -155,7 +155,7 @@ def _sweep_in_tiles(
     WIDTH: tl.constexpr, TILE: tl.constexpr,
     GRAD: tl.constexpr, ADD: tl.constexpr, TIMES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The same for any number of components: one tile of weights a program, each component three times."""
+    """The same for any number of components. A program takes one tile of weights and each component three times."""
     program = tl.program_id(0)
     at = program * TILE + tl.arange(0, TILE)
     live = at < n
@@ -189,7 +189,7 @@ def _sweep_in_tiles(
 
 @triton.jit
 def _add_up(in_ptr, out_ptr, rows, components, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Program k: the k-th of 3 * components sums over the rows, in float64; the one past the last: the loss."""
+    """Program k adds up the k-th of 3 * components sums over the rows, in float64. The last one adds up the loss."""
     k = tl.program_id(0)
     i = tl.arange(0, ROWS)
     column = tl.where(k == 3 * components, 3 * WIDTH, k // components * WIDTH + k % components)
@@ -209,7 +209,7 @@ def sweep(
     scale: Tensor | None = None,
     times: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A `Sweep`. Nothing here waits for the GPU, so it can be captured into a graph."""
+    """A `Sweep`. Nothing here waits for the GPU, so a graph can capture it."""
     components = len(mean)
     in_registers = components - 1 <= MOST_IN_REGISTERS
     free = triton.next_power_of_2(max(1, components - 1))
@@ -245,7 +245,7 @@ def _programs(n: int, device: torch.device, in_registers: bool) -> int:
 
 
 def tile(n: int) -> int:
-    """Smaller ones of few weights, as of a table's points, so that every multiprocessor has some."""
+    """Few weights, such as a table's points, take smaller tiles, so that every multiprocessor has some."""
     return TILE if n > 2**18 else 128
 
 

@@ -1,4 +1,4 @@
-"""The table on the CPU, compiled by numba: its grid, and looking weights up in it."""
+"""The table on the CPU, compiled by numba: its grid and the lookup of weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from softshare.prior.kernels.table import (
 
 Ints = npt.NDArray[np.int32]
 Doubles = npt.NDArray[np.float64]
-BLOCK = 1024  # weights whose places stay in the cache
+BLOCK = 1024  # weights at a time: their places stay in the cache
 _INSIDE = np.int32((1 << LOW_BITS) - 1)
 _LOW_BITS, _CELLS = np.int32(LOW_BITS), np.int32(CELLS)
 _ONE_WEIGHT, _SHARE = np.int64(1 << COUNT), np.float32(SHARE)
@@ -48,7 +48,7 @@ def _look_up_part(
     value, share = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     bits = value.view(np.int32)
     cell, inside, at = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    for start in range(0, len(w), BLOCK):  # in loops plain enough to be vectorized
+    for start in range(0, len(w), BLOCK):  # the loops are plain enough to be vectorized
         block = w[start : start + BLOCK]
         n = len(block)
         for i in range(n):
@@ -113,7 +113,7 @@ def _fill(
 
 
 def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
-    """`make_grid_ref`, in a tenth of the time."""
+    """`make_grid_ref` in a tenth of the time."""
     inner, widths = (t.numpy() for t in coarse_cells(reach, mean.device))
     bits, cells = np.empty(len(inner), np.int64), np.empty(len(inner), np.int32)
     std = torch.exp(0.5 * log_var.double())
@@ -122,7 +122,7 @@ def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
 
 
 def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequence[Tensor] | None, add: bool) -> Tensor:
-    """A `Lookup`. Counts are whole numbers: neither the number of threads nor their order changes a bit of them."""
+    """A `Lookup`. Counts are whole numbers, so neither the number of threads nor their order changes a bit."""
     parts, grad_parts = cut(weights), cut(grads or ())
     n_rows = max(n_threads(len(parts)), -(-sum(len(w) for w in weights) // MOST_COUNTED), 1)
     counts = np.zeros((n_rows, len(grid.points)), np.int64)

@@ -1,10 +1,10 @@
-"""The table on the GPU, in Triton: its grid, and looking weights up in it.
+"""The table on the GPU, in Triton: its grid and the lookup of weights.
 
-Interpolating takes little more than reading the weights and writing the gradient. Counting takes an atomic addition
-of a whole number for each weight, seven times as long: so of more weights than `MOST_COUNTED` one block in so many is
-counted and counts for all of them, others in each call. The gradient of a weight is never estimated; the loss and the
-mixture's own gradients then are, each component's with a relative error of about one over the root of its counted
-weights.
+Interpolation takes little longer than reading the weights and writing the gradient. Counting takes seven times as long:
+it needs an atomic addition of a whole number for each weight. With more than `MOST_COUNTED` weights, therefore, only a
+sample of the blocks is counted and stands for all blocks; each call takes another sample. The gradient of a weight is
+never estimated. The loss and the mixture's own gradients are then estimates. For a component, their relative error is
+about one over the root of its counted weights.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from softshare.prior.kernels.table import Grid
 
 BLOCK = 2048
 COUNT_PROGRAMS = 1056
-ROWS = 64  # of counts, so that programs do not wait for each other
-LEAST_BLOCKS = 64  # of a tensor that are counted, if it has them
+ROWS = 64  # rows of counts, so that programs do not wait for each other
+LEAST_BLOCKS = 64  # counted of each tensor that has them
 
 CAPACITY, CELLS = tl.constexpr(table.CAPACITY), tl.constexpr(table.CELLS)
 CELLS_OF_OCTAVE = tl.constexpr(1 << table.COARSE_BITS)
@@ -35,7 +35,7 @@ SHARE = tl.constexpr(float(table.SHARE))
 
 @triton.jit
 def _coarse_cell(c, unit):
-    """The end of a coarse cell that is nearer to 0, and its width; negative for the cells of weights below 0."""
+    """The end nearer to 0 of a coarse cell, and its width. Both are negative in the cells of weights below 0."""
     k = c % CELLS
     octave = tl.exp2((k // CELLS_OF_OCTAVE).to(tl.float64)) * unit
     inner = octave * (1.0 + (k % CELLS_OF_OCTAVE).to(tl.float64) / CELLS_OF_OCTAVE) - unit
@@ -45,7 +45,7 @@ def _coarse_cell(c, unit):
 
 @triton.jit
 def _cut_cells(mean_ptr, log_var_ptr, cells_ptr, unit, components, WIDTH: tl.constexpr):
-    """`make_grid_ref`: the first point and the bits of every coarse cell, in one program."""
+    """The first point and the bits of every coarse cell, as in `make_grid_ref`, in one program."""
     c = tl.arange(0, WIDTH)
     inner, width = _coarse_cell(c, unit)
     low, high = tl.minimum(inner, inner + width), tl.maximum(inner, inner + width)
@@ -67,7 +67,7 @@ def _cut_cells(mean_ptr, log_var_ptr, cells_ptr, unit, components, WIDTH: tl.con
 
 @triton.jit
 def _fill_points(cells_ptr, points_ptr, unit, BLOCK: tl.constexpr):
-    """A program for every coarse cell; the last repeats its last point up to the capacity."""
+    """One program for each coarse cell. The last program repeats its last point up to the capacity."""
     c = tl.program_id(0)
     cell = tl.load(cells_ptr + c)
     start, size = cell >> 5, 1 << (-(cell & 31) + LOW_BITS)
@@ -81,7 +81,7 @@ def _fill_points(cells_ptr, points_ptr, unit, BLOCK: tl.constexpr):
 
 
 def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
-    """`make_grid_ref` in two launches, of `CAPACITY` points."""
+    """`make_grid_ref` in two launches, with `CAPACITY` points."""
     cells = torch.empty(2 * table.CELLS, dtype=torch.int32, device=mean.device)
     grid = Grid(reach, cells, torch.empty(table.CAPACITY, device=mean.device))
     width = triton.next_power_of_2(2 * table.CELLS)
@@ -92,7 +92,7 @@ def make_grid(mean: Tensor, log_var: Tensor, reach: float) -> Grid:
 
 @triton.jit
 def _place(w, cells_ptr, unit, first, last_bits):
-    """The point beside a weight on the side of 0, and its share of the way to the next."""
+    """The point beside a weight on the side of 0, and the weight's share of the way to the next point."""
     bits = tl.minimum((tl.abs(w) + unit).to(tl.int32, bitcast=True), last_bits)
     cell = tl.load(cells_ptr + (bits >> LOW_BITS) - first + tl.where(w < 0.0, CELLS, 0))
     shift = cell & 31
@@ -104,7 +104,7 @@ def _place(w, cells_ptr, unit, first, last_bits):
 
 @triton.jit
 def _pair_up(score_ptr, pairs_ptr, BLOCK: tl.constexpr):
-    """Each point's score and the step to the next one's, side by side."""
+    """Each point's score, and the step to the next point's score, side by side."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(score_ptr + i)
     tl.store(pairs_ptr + 2 * i, score)
@@ -146,7 +146,7 @@ def _count(
 
 @triton.jit
 def _unpack(counts_ptr, out_ptr, n_rows, BLOCK: tl.constexpr):
-    """Weights at each point: those of its own cell less their shares, and the shares of the cell before."""
+    """Weights at each point: those of its own cell less their shares, plus the shares of the cell before it."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
     for row in range(n_rows):
@@ -158,7 +158,7 @@ def _unpack(counts_ptr, out_ptr, n_rows, BLOCK: tl.constexpr):
 
 
 def look_up(weights: Sequence[Tensor], grid: Grid, score: Tensor, grads: Sequence[Tensor] | None, add: bool) -> Tensor:
-    """A `Lookup`. Counts are whole numbers, so their order changes nothing."""
+    """A `Lookup`. Counts are whole numbers, so the order of additions changes nothing."""
     weights_and_grads = [(w, g) for w, g in zip(weights, grads or weights, strict=True) if len(w)]
     place = (grid.unit, grid.first, grid.last_bits)
     if grads is not None:

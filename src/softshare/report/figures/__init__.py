@@ -1,1 +1,1 @@
-"""The figures of a report: one file each, with a pure `..._data` and a `draw_...`; `catalogue` lists them."""
+"""The figures of a report. Each file has a pure `..._data` and a `draw_...`, and `catalogue` lists them."""

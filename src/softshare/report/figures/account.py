@@ -11,7 +11,7 @@ from softshare.report.style import FAINT, SERIES, beside, new_figure, tip
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes of each entry; a ratio where it stands for the weights."""
+    """Label, bytes and ratio to float32 of each row. The ratio is None if the row is no size of the weights."""
 
     rows: tuple[tuple[str, float, float | None], ...]
 

@@ -1,4 +1,4 @@
-"""Weights before against after, with both histograms and the components' two-sigma bands (paper, figures 1 and 3)."""
+"""Weights after retraining against before, with histograms and the components' bands (paper, figures 1 and 3)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Weights:
     name: str
     n: int  # weights in all
     before: Array  # (S,) a sample of them
-    after: Array  # (S,) the same, as retraining leaves them
-    is_zero: Array  # (S,) whether each ends in the zero component, or in one that is merged with it
+    after: Array  # (S,) the same weights after retraining
+    is_zero: Array  # (S,) whether it ends in the zero component, or in one that merges with it
     edges_before: Array  # (B + 1,)
     counts_before: Array  # (B,) of all weights
     edges_after: Array  # (B + 1,)

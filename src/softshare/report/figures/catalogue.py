@@ -1,4 +1,4 @@
-"""Every figure of a report: its title, what it says, and the two functions it is made of."""
+"""Every figure of a report: its title, its caption, and the two functions that make it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from softshare.report.style import require_matplotlib, styled, to_svg
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of one or more panels: none where the run lacks what it shows."""
+    """A figure of one or more panels. It has none if the run lacks its data."""
 
     name: str
     title: str
@@ -36,50 +36,60 @@ FIGURES = (
     Plot(
         "weights",
         "Weights before and after",
-        "Each dot is a weight: where it was, and where retraining left it. On top their histogram before, on the right "
-        "after. Bands are two standard deviations about each component's mean; a weight takes the mean of its "
-        "component. Grey weights become zero. (Figures 1 and 3 of the paper.)",
+        "Each dot is a weight: its value before and after retraining. The histogram on top shows all weights before, "
+        "the one on the right all weights after. Bands are two standard deviations around each component's mean. "
+        "Quantizing gives each weight the mean of its component. Grey weights become zero. (Figures 1 and 3 of the "
+        "paper.)",
         weights_data,
         draw_weights,
     ),
     Plot(
         "dynamics",
         "The mixture in training",
-        "Means with bands of two standard deviations; the thicker the line, the larger the mixing. The line at 0 is "
-        "the zero component. A component that no weight ends in is pale; a ring marks where one has come to lie on "
-        "another, and dotted lines lead to the components after merging. (Figure 3 of the paper, left.)",
+        "Lines are means, and bands are two standard deviations. A thicker line is a larger mixing proportion. The "
+        "line at 0 is the zero component. Pale components have no weights at the end. A ring marks where a component "
+        "starts to lie on another. Dotted lines lead to the components after merging. (Figure 3 of the paper, left.)",
         dynamics_data,
         draw_dynamics,
     ),
     Plot(
         "account",
         "Description length",
-        "What the mixtures estimate, what the indices' entropy would allow, and what was written. The error cost is "
-        "the loss over the training set, in bytes where that loss is a negative log-likelihood.",
+        "The size that the mixtures estimate, the size that the entropy of the indices allows, and the size of the "
+        "file. The error cost is the loss over the training set, if that loss is a negative log-likelihood.",
         account_data,
         draw_account,
     ),
-    Plot("sizes", "Where the bytes are", "Every byte of the file, by tensor.", sizes_data, draw_sizes),
+    Plot(
+        "sizes",
+        "Where the bytes are",
+        "The bars are the bytes of each tensor. Together they are the whole file.",
+        sizes_data,
+        draw_sizes,
+    ),
     Plot(
         "bits",
         "Bits per weight against density",
-        "Below the line a tensor takes less than its mask alone would, were its non-zeros anywhere.",
+        "A tensor below the line takes fewer bits than the mask of its non-zeros would take without structure.",
         bits_data,
         draw_bits,
     ),
     Plot(
         "hyperpriors",
         "Hyper-priors",
-        "As configured, and the same mode held half and twice as strongly. (Appendix B of the paper.)",
+        "Solid lines are the configured hyper-priors. The others hold the same mode half and twice as strongly. "
+        "(Appendix B of the paper.)",
         hyperpriors_data,
         draw_hyperpriors,
     ),
-    Plot("curves", "Training", "Every epoch of retraining, as history.csv has it.", curves_data, draw_curves),
+    Plot(
+        "curves", "Training", "The curves show every epoch of retraining, from history.csv.", curves_data, draw_curves
+    ),
     Plot(
         "filters",
         "Filters before and after",
-        "Blue is above zero, orange below. Afterwards each weight has the value that it has in the file, whose "
-        "units may stand in another order. (Appendix D of the paper.)",
+        "Blue is above zero, and orange is below. After compression each weight has its value in the file. The file "
+        "may have the units in another order. (Appendix D of the paper.)",
         filters_data,
         draw_filters,
         wide=True,
@@ -87,23 +97,24 @@ FIGURES = (
     Plot(
         "masks",
         "What is left",
-        "Non-zero weights as they are in the file, its units ordered for coding; of a large matrix the share in each "
-        "cell.",
+        "Blue cells are non-zero weights of the file, which orders its units for coding. In a large matrix a cell "
+        "shows a share of non-zero weights.",
         masks_data,
         draw_masks,
     ),
     Plot(
         "storage",
         "A row in Han's format",
-        "Column indices are stored as the number of zeros since the entry before; where that is too many for their "
-        "bits, a zero is filled in (orange). The file itself is coded otherwise. (Appendix A of the paper.)",
+        "Han's format stores a column index as the number of zeros since the previous entry. If that number is too "
+        "large for its bits, a zero is filled in (orange). The file itself has another code. (Appendix A of the "
+        "paper.)",
         storage_data,
         draw_storage,
     ),
     Plot(
         "film",
         "Retraining, frame by frame",
-        "Histograms of all weights with the components' bands.",
+        "Each frame is an epoch: the histogram of all weights, with the bands of the components.",
         film_data,
         draw_film,
     ),
@@ -111,7 +122,7 @@ FIGURES = (
 
 
 def draw(run: Run, plot: Plot) -> Iterator[Any]:
-    """The panels of a figure."""
+    """Draw the panels of a figure, one at a time."""
     require_matplotlib()
     for data in plot.data(run):
         with styled():
@@ -119,6 +130,6 @@ def draw(run: Run, plot: Plot) -> Iterator[Any]:
 
 
 def draw_svgs(run: Run, plot: Plot) -> list[str]:
-    """The same, as matplotlib writes them."""
+    """The panels of a figure as SVG, as matplotlib writes them."""
     with styled():
         return [to_svg(figure, f"{plot.name}-{k}") for k, figure in enumerate(draw(run, plot))]

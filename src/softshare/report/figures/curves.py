@@ -1,4 +1,4 @@
-"""Training curves: what history.csv has, but for the seconds, over the epochs."""
+"""Training curves: the columns of history.csv over the epochs, except the seconds."""
 
 from __future__ import annotations
 
@@ -38,18 +38,15 @@ def curves_data(run: Run) -> tuple[Curve, ...]:
     if not run.history:
         return ()
     epochs = np.array([row["epoch"] for row in run.history])
-    under_prior = np.array([row["prior_loss"] != 0 for row in run.history])  # not where the codebooks are trained
     found = []
     for column, (title, unit) in _CURVES.items():
         values = np.array([row[column] for row in run.history])
-        if column in ("prior_loss", "tau"):
-            values = np.where(under_prior, values, np.nan)
         found.append(Curve(title, unit, epochs, {"": values / 8000 if column == "complexity_bits" else values}))
     names = [name for name in run.history[-1] if name.startswith(_DENSITY)]
     if names:
         last = run.history[-1]
         names.sort(key=lambda name: -last[name])
-        step = max(1, len(names) / MOST_LINES)  # of many tensors, some from the densest to the sparsest
+        step = max(1, len(names) / MOST_LINES)  # of many tensors, show a few from the densest to the sparsest
         chosen = [names[int(k * step)] for k in range(min(MOST_LINES, len(names)))]
         lines = {name.removeprefix(_DENSITY): np.array([row[name] for row in run.history]) for name in chosen}
         found.append(Curve("Density", "share of non-zero weights", epochs, lines, log=True))

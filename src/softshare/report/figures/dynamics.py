@@ -1,4 +1,4 @@
-"""The mixture while it is trained: means with two-sigma bands, line width by mixing, merges (paper, figure 3, left)."""
+"""The mixture during training: means with two-sigma bands, line width by mixing, merges (paper, figure 3, left)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Dynamics:
     mean: Array  # (E, K)
     std: Array  # (E, K)
     counts: Array  # (E, K) weights for which each is the most responsible
-    joined: Array  # (K,) frame from which it lies on a component before it to the end; -1: it does not
-    merged: Array  # (M,) means in the end, none while the run is not over
-    onto: Array  # (K,) which of them each component was merged into
+    joined: Array  # (K,) first frame from which it lies on an earlier component to the end; -1: never
+    merged: Array  # (M,) means after merging; empty until the run is over
+    onto: Array  # (K,) index of the merged component that each one joins
 
 
 def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
@@ -67,7 +67,7 @@ def joined(
     log_var: Array,  # (E, K)
     merging: MergeConfig,
 ) -> Array:  # (K,)
-    """The frame from which on merging would join a component with one before it; -1 for none."""
+    """The first frame from which merging would always join a component with an earlier one; -1 if there is none."""
     apart = np.zeros(mean.shape, bool)
     for own, *values in zip(apart, log_mixing, mean, log_var, strict=True):
         _, groups = merge_groups(Mixture(*map(torch.from_numpy, values)), merging)
@@ -92,7 +92,7 @@ def draw_dynamics(data: Dynamics) -> Any:
         points = np.stack([x, data.mean[:, k]], 1)
         segments = np.stack([points[:-1], points[1:]], 1)
         line: dict[str, Any] = {"linewidths": width[1:, k], "colors": colour}
-        line |= {"capstyle": "round"} if in_use else {"alpha": 0.3}  # clear ends would show where they overlap
+        line |= {"capstyle": "round"} if in_use else {"alpha": 0.3}  # overlapping ends of pale lines would show
         axes.add_collection(LineCollection(list(segments), **line))
         if data.joined[k] >= 0:
             at = data.joined[k]

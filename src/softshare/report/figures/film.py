@@ -1,4 +1,4 @@
-"""Retraining as a film: for the page, frames that a slider moves through; on paper, a few of them below each other."""
+"""Retraining as a film: a slider moves through its frames on the page, and a picture shows a few of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from softshare.report.run import Run
 from softshare.report.style import FAINT, SERIES, new_figure, padded
 
 ON_PAPER = 6
-_STEPS = 32767  # of a weight in the page, from one end of the axis to the other
+_STEPS = 32767  # from one end of the axis to the other, for a weight in the page
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def draw_film(data: Film) -> Any:
 
 
 def film_for_page(data: Film) -> dict[str, Any]:
-    """The same as plain values; the sampled weights as 16-bit steps between the ends, in base64."""
+    """The film as plain values. Sampled weights are 16-bit steps along the axis, in base64."""
     low, high = _limits(data)
     steps = np.clip((data.sample.astype(np.float64) - low) / (high - low), 0, 1) * _STEPS
     return {
@@ -88,7 +88,7 @@ def film_for_page(data: Film) -> dict[str, Any]:
 
 
 def _limits(data: Film) -> tuple[float, float]:
-    """Of all weights at all frames."""
+    """The smallest and the largest weight of all frames."""
     return float(data.ends[:, 0].min()), float(data.ends[:, 1].max())
 
 

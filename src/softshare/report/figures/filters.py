@@ -1,4 +1,4 @@
-"""Filters before and after: of the first convolutions and of the first fully-connected layer (appendix D)."""
+"""Filters before and after compression: the first convolutions and the first fully-connected layer (appendix D)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from softshare.report.style import FAINT, new_figure, shorten, signed_image
 MOST_OUTPUTS, MOST_INPUTS = 50, 32  # of a layer
 MOST_IMAGES = 100  # of a layer whose input is one image
 LAYERS = 2  # convolutions shown, as in the paper
-LEAST_SIDE = 8  # of an image that goes straight into a fully-connected layer; fewer inputs are hardly one
+LEAST_SIDE = 8  # of an image that a fully-connected layer reads; fewer inputs are hardly an image
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 Shape = tuple[int, ...]  # outputs, inputs, height, width
@@ -26,18 +26,18 @@ Shape = tuple[int, ...]  # outputs, inputs, height, width
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Two pictures, tiles with a line between them: NaN where there is none."""
+    """Two pictures of tiles. NaN marks the lines between tiles, and missing tiles."""
 
     name: str
     before: Array  # (h, w)
     after: Array  # (h, w)
-    left_out: str  # what is not in the pictures
+    left_out: str  # how many filters the pictures show, if not all
 
 
 def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
-    """What the figure needs of the file: the first so many filters of each layer, its units where the network has them.
+    """The first filters of each layer for the figure: values of the file, in the network's order of units.
 
-    The film keeps it, for a file's units may stand in another order.
+    The film keeps them, because the file may have the units in another order.
     """
     shared = {t.name for t in compressed.quantized.shared}
     return {
@@ -48,10 +48,10 @@ def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
 
 
 def filter_shapes(model: nn.Module) -> dict[str, Shape]:
-    """The weights that are filters of images: of the first convolutions, and of the first fully-connected layer.
+    """The weights that are filters of images: the first convolutions, and the first fully-connected layer.
 
-    The latter reads an image, of one channel or three, where it is the first layer of all, and right behind a
-    convolution the channels of that, flattened. What it reads elsewhere is no image.
+    A fully-connected layer that comes first reads an image of one or three channels. Right after a convolution it reads
+    the flattened channels of that. Elsewhere its input is no image.
     """
     layers = [
         (name, module)
@@ -102,7 +102,7 @@ def _kept(
 def _picture(
     filters: Array,  # (outputs, inputs, h, w)
 ) -> Array:
-    """A row for each input, a column for each output; those of one input in a square."""
+    """A row of tiles per input and a column per output. With one input, the tiles form a square."""
     return _in_a_square(filters[:, 0]) if filters.shape[1] == 1 else tiled(filters.swapaxes(0, 1))
 
 
@@ -129,7 +129,7 @@ def tiled(
 
 def draw_filters(data: Filters) -> Any:
     h, w = data.before.shape
-    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, legible on a phone
+    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, to be legible on a phone
     largest = float(np.nanquantile(np.abs(data.before), 0.995))
     for axes, picture, title in zip(figure.subplots(2, 1), (data.before, data.after), ("before", "after"), strict=True):
         axes.imshow(signed_image(picture, largest), interpolation="nearest")

@@ -20,12 +20,12 @@ _STRENGTHS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, eq=False)
 class HyperPrior:
-    """A density, 1 where it is highest, and the same mode held half and twice as strongly."""
+    """A density scaled to a maximum of 1, and the densities that hold its mode half and twice as strongly."""
 
     name: str
     axis: str
     x: Array  # (n,)
-    curves: dict[str, Array]  # label -> (n,); the configured one under its own parameters
+    curves: dict[str, Array]  # label -> (n,); the label of the configured one is its parameters
     configured: str
 
 

@@ -1,4 +1,4 @@
-"""Which weights are left: the mask of each shared matrix as the file has it, binned where it is large."""
+"""The mask of each shared matrix in the file shows which weights are left. Large matrices are binned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mask:
 
 
 def masks_data(run: Run) -> tuple[Mask, ...]:
-    """The largest matrices; a file without names has none to show."""
+    """The masks of the largest matrices. A file without names has none to show."""
     tensors = run.info.tensors if run.info else ()
     named = [t for t in tensors if t.kind == "shared" and t.name and len(t.shape or ()) > 1 and t.n]
     chosen = sorted(named, key=_size)[-MOST_MASKS:]
@@ -49,7 +49,7 @@ def _mask(run: Run, name: str) -> Mask:
 def binned(
     matrix: Tensor,  # (rows, columns)
 ) -> Array:  # at most MOST_CELLS each way
-    """The share of non-zeros in each cell of a grid of equal cells; the last ones may be smaller."""
+    """The share of non-zeros in each cell of a grid of equal cells. The last cells may be smaller."""
     rows, columns = matrix.shape
     height, width = math.ceil(rows / MOST_CELLS), math.ceil(columns / MOST_CELLS)
     starts = np.arange(0, columns, width)

@@ -26,7 +26,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Bits:
-    """Every shared tensor."""
+    """A point for every shared tensor."""
 
     points: tuple[tuple[str, int, float, float], ...]  # name, weights, density, bits per weight
 
@@ -64,7 +64,7 @@ def draw_sizes(data: Sizes) -> Any:
 def _handles(colours: dict[str, str], used: set[str]) -> list[Any]:
     from matplotlib.patches import Patch
 
-    labels = {"shared": "shared weights", "rest": "kept as they are", "file": "everything else"}
+    labels = {"shared": "shared weights", "rest": "other tensors", "file": "everything else"}
     return [Patch(color=colours[kind], label=label) for kind, label in labels.items() if kind in used]
 
 
@@ -98,7 +98,7 @@ def draw_bits(data: Bits) -> Any:
 
 
 def _label_points(axes: Any, data: Bits) -> None:
-    """To the right of the axes, each as high as its point or as the one below lets it, with a line between them."""
+    """Label the points right of the axes. A label is as high as its point, or just above the label below it."""
     low, high = axes.get_ylim()
     points = sorted(data.points, key=lambda point: point[3])
     heights = spaced([(bits - low) / (high - low) for _, _, _, bits in points], 1 / MOST_LABELS)
@@ -116,10 +116,10 @@ def _label_points(axes: Any, data: Bits) -> None:
 
 
 def spaced(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights between 0 and 1, each at least a gap above the one before, as little moved as that allows."""
+    """Rising heights between 0 and 1, each at least a gap above the previous one, moved as little as possible."""
     out: list[float] = []
     for height in heights:
         out.append(max(height, out[-1] + gap) if out else max(height, 0.0))
-    for k in range(len(out) - 1, -1, -1):  # what was pushed over the top comes down again
+    for k in range(len(out) - 1, -1, -1):  # move down what was pushed over the top
         out[k] = min(out[k], 1.0 - (len(out) - 1 - k) * gap)
     return out

@@ -1,4 +1,4 @@
-"""How appendix A stores a row: relative column indices, and a zero filled in where a gap is too long for their bits."""
+"""How appendix A stores a row: relative column indices, and a filled-in zero if a gap is too long for their bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from softshare.report.run import Run
 from softshare.report.style import DOTS, FAINT, NEGATIVE, new_figure
 
 MOST_ENTRIES = 9
-_MOST_WEIGHTS = 1 << 20  # looked through for a row
+_MOST_WEIGHTS = 1 << 20  # searched for a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +26,12 @@ class Storage:
     row: int
     bits: int  # of a relative index
     columns: Array  # (n,) of each entry
-    relative: Array  # (n,) zeros between it and the entry before
-    values: Array  # (n,) 0 for one that is filled in
+    relative: Array  # (n,) zeros between it and the previous entry
+    values: Array  # (n,) 0 for a filled-in entry
 
 
 def storage_data(run: Run) -> tuple[Storage, ...]:
-    """A row of the largest matrix, one with a filled-in zero if there is such; a file without names has none."""
+    """A row of the largest matrix, with a filled-in zero if any row has one. A file without names gives none."""
     tensors = run.info.tensors if run.info else ()
     named = [t for t in tensors if t.kind == "shared" and t.name and t.n_nonzero and len(t.shape or ()) > 1]
     if not named:

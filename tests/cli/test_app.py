@@ -1,0 +1,103 @@
+"""The program itself: its commands, its help, its version and its exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer.main
+
+import softshare
+from cli_runs import run
+from softshare.cli import app
+from softshare.cli.app import COMMANDS
+
+NAMES = [command.__name__ for command in COMMANDS]
+PROGRAM: Any = typer.main.get_command(app)
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", None)
+
+
+def test_the_commands() -> None:
+    assert NAMES == [
+        "demo",
+        "init",
+        "compress",
+        "quantize",
+        "tune",
+        "config",
+        "pretrain",
+        "inspect",
+        "decompress",
+        "evaluate",
+        "export",
+        "report",
+        "verify",
+        "reproduce",
+        "results",
+    ]
+
+
+def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in NAMES:
+        assert run(name, "--help") == 0
+        text = capsys.readouterr().out
+        usage, _, described = text.strip().partition("\n")
+        assert f" {name} [OPTIONS]" in usage
+        assert len(described.strip().splitlines()[0]) > 20  # says what it does
+        assert all(len(line) <= 80 for line in text.splitlines())
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"│ (\w+) +[A-Z]", text.partition("Commands")[2]) == NAMES
+    assert run("-h") == 0
+    assert capsys.readouterr().out == text
+
+
+def test_the_first_panel_of_compress_has_at_most_twelve_options() -> None:
+    """The other settings are in panels by stage."""
+    command = PROGRAM.commands["compress"]
+    panels = [p.rich_help_panel for p in command.params if p.param_type_name == "option"]
+    assert panels.count(None) + 1 <= 12  # and --help
+    others = [panel for panel in dict.fromkeys(panels) if panel]
+    assert others == ["Network and data", "Watching", "Prior", "Retraining", "Merging", "Simplifying", "File"]
+
+
+def test_every_help_is_a_sentence() -> None:
+    for name, command in PROGRAM.commands.items():
+        for parameter in command.params:
+            text = parameter.help.partition(" [default")[0]
+            assert re.match(r"[A-Z].*\.$", text), (name, parameter.name)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"softshare {softshare.__version__}\n"
+
+
+def test_an_unknown_command_and_none_end_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("shrink") == 2
+    assert "shrink" in capsys.readouterr().err
+    assert run() == 2
+    assert "compress" in "".join(capsys.readouterr())
+
+
+@pytest.mark.slow
+def test_python_m_softshare_is_the_same_program(capsys: pytest.CaptureFixture[str]) -> None:
+    forcing = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # they colour what is not a terminal
+    environment = {name: value for name, value in os.environ.items() if name not in forcing} | {"OMP_NUM_THREADS": "1"}
+    for args, status in ((["--help"], 0), (["inspect", "missing.sws"], 2)):
+        command = [sys.executable, "-m", "softshare", *args]
+        child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert child.returncode == run(*args) == status
+        here = capsys.readouterr()
+        assert child.stdout.strip().splitlines()[1:] == here.out.strip().splitlines()[1:]  # all but the usage line
+        assert child.stderr == here.err

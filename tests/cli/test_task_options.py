@@ -1,0 +1,134 @@
+"""Tasks on the command line: experiments and users' files, their options and devices, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli_runs import Refusals, run, write_task
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every terminal. Python writes no folder of its own beside the user's files."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusals:
+    return Refusals(tmp_path, capsys)
+
+
+# Devices and experiments
+
+
+def test_a_device_that_does_not_exist(tmp_path: Path, refused: Refusals) -> None:
+    for device in ("gpu", "meta", "cuda:x"):
+        refused("compress", "lenet-300-100", "--device", device, "--out", tmp_path / "run", naming="--device: expected")
+    task = write_task(tmp_path)  # it chooses its own device
+    refused("compress", task, "--device", "cpu", "--out", tmp_path / "run", naming=f"--device cpu: {task}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path, refused: Refusals) -> None:
+    refused("pretrain", "lenet-300-100", "--device", "cuda", "--out", tmp_path / "run", naming="--device cuda")
+
+
+def test_an_experiment_whose_data_is_not_there(tmp_path: Path, refused: Refusals) -> None:
+    for command in ("pretrain", "compress"):
+        refused(command, "wrn-16-4", "--out", tmp_path / "run", naming=["CIFAR-10", "--data", "SOFTSHARE_DATA"])
+        naming = [f"CIFAR-10 is not in {tmp_path}", "cifar-10-batches-bin"]
+        refused(command, "wrn-16-4", "--out", tmp_path / "run", "--data", tmp_path, naming=naming)
+
+
+def test_options_of_an_experiment_that_are_wrong(tmp_path: Path, refused: Refusals) -> None:
+    out = "--out", tmp_path / "run"
+    for command in ("pretrain", "compress"):
+        refused(command, "lenet-300-100", *out, "--label-smoothing", 1, naming="label_smoothing: expected")
+        refused(command, "wrn-16-4", *out, "--no-augment", naming=["--no-augment", "always augmented, as in the paper"])
+
+
+def test_a_users_task_takes_no_options_of_an_experiment(tmp_path: Path, refused: Refusals) -> None:
+    spec = write_task(tmp_path)
+    for flags in ("--no-augment", "--label-smoothing 0", "--data x --augment", "--from-scratch"):
+        names = [word for word in flags.split() if word.startswith("--")]
+        naming = [f"{', '.join(names)}: {spec}", "Leave the option out"]
+        refused("compress", spec, "--out", tmp_path / "run", *flags.split(), naming=naming)
+
+
+# A user's file
+
+
+WRONG_TASKS = [
+    ("missing", "", "missing"),
+    ("answer", "answer = 42", "answer"),
+    ("wrong", "def wrong():\n    return model", "Sequential"),
+    ("no_model", "def no_model():\n    return make_task(model=3)", "Task.model"),
+    ("no_loss", "def no_loss():\n    return make_task(loss=None)", "Task.loss"),
+    ("no_error", "def no_error():\n    return make_task(evaluate=5.0)", "Task.evaluate"),
+    ("no_test", "def no_test():\n    return make_task(test=5.0)", "Task.test"),
+    ("no_outputs", "def no_outputs():\n    return make_task(outputs=5.0)", "Task.outputs"),
+    ("half_n", "def half_n():\n    return make_task(n_examples=0.5)", "Task.n_examples"),
+    ("no_batches", "def no_batches():\n    return make_task(train=3)", "Task.train"),
+    ("no_batch", "def no_batch():\n    return make_task(train=[])", "Task.train"),
+    ("one_pass", "def one_pass():\n    return make_task(train=iter(data))", "can be iterated only once"),
+    ("vector", "def vector():\n    return make_task(loss=lambda m, b: m(b[0])[:, 0])", "Task.loss"),
+]
+
+
+def test_a_make_task_that_is_wrong(tmp_path: Path, refused: Refusals) -> None:
+    for function, extra, naming in WRONG_TASKS:
+        spec = write_task(tmp_path, extra).replace(":task", f":{function}")
+        refused("compress", spec, "--epochs", 1, "--out", tmp_path / "run", naming=naming)
+
+
+def test_a_task_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refusals) -> None:
+    write_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for spec in ("net.py", "net:make_task", "net.txt:make_task", ":make_task", "lenet-7"):
+        refused("compress", spec, "--out", "run", naming=["expected one of lenet-300-100", "FILE.py:make_task", spec])
+    refused("compress", "missing.py:make_task", "--out", "run", naming="there is no file missing.py")
+    refused("pretrain", "lenet-7", "--out", "run", naming=["lenet-7", "lenet-300-100", "lenet-5-caffe"])
+
+
+ONE_PASS = """
+class OnePass:
+    def __init__(self):
+        self.batches = iter(data)
+
+    def __iter__(self):
+        return self.batches
+"""
+
+
+def test_a_second_pass_that_is_empty(tmp_path: Path, refused: Refusals) -> None:
+    """Once the training is done, its weights are kept."""
+    spec = write_task(tmp_path, f"{ONE_PASS}\n\ndef task():\n    return make_task(train=OnePass())")
+    refused("compress", spec, "--epochs", 2, "--out", tmp_path / "run", naming=["Task.train", "each time"])
+    assert run("compress", spec, "--epochs", 1, "--out", tmp_path / "run") == 2
+    assert (tmp_path / "run" / "retrained.safetensors").exists()
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_an_error_of_the_users_own_code_is_not_hidden(tmp_path: Path) -> None:
+    spec = write_task(tmp_path, "def task():\n    raise ZeroDivisionError('of my own')")
+    with pytest.raises(ZeroDivisionError, match="of my own"):
+        run("compress", spec, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_file_may_import_its_neighbours_and_have_any_name(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    (tmp_path / "json_neighbour.py").write_text("SEED = 3")
+    (tmp_path / "json.py").write_text("from json_neighbour import SEED\n" + (tmp_path / "net.py").read_text())
+    import json as before
+
+    assert run("compress", f"{tmp_path / 'json.py'}:task", "--out", tmp_path / "r", "--epochs", 1) == 0
+    import json as after
+
+    assert before is after
+    assert hasattr(after, "loads")
