@@ -15,7 +15,7 @@ demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNI
 	$(BIN)/softshare demo --out runs/demo --overwrite
 
 fast: $(READY)  ## Every module in under a minute: the tests that are not slow and need no GPU and no browser
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not browser'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not browser'
 
 test: check  ## Set up .venv, then lint, types and all tests
 	$(BIN)/python -m pytest -n 2

@@ -11,7 +11,7 @@ The public names are those in `__all__`. Each is imported on first use, so `impo
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from softshare.codec import inspect, load, load_into_

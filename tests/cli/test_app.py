@@ -101,3 +101,9 @@ def test_python_m_softshare_is_the_same_program(capsys: pytest.CaptureFixture[st
         here = capsys.readouterr()
         assert child.stdout.strip().splitlines()[1:] == here.out.strip().splitlines()[1:]  # all but the usage line
         assert child.stderr == here.err
+
+
+def test_messages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as emoji: a name may hold colons."""
+    assert main(["inspect", "nothing:fire:here.sws"]) == 2
+    assert "nothing:fire:here.sws" in capsys.readouterr().err

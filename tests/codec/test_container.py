@@ -224,6 +224,7 @@ SPECIAL: dict[str, Callable[[], QuantizedTensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name_", "case"),
     [

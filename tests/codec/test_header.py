@@ -194,6 +194,7 @@ def test_what_a_writer_may_choose() -> None:
         assert [e.name for e in read(data).entries] == names
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("ab.äß0", min_size=1, max_size=70).map(lambda s: s + "x"), min_size=1, max_size=6, unique=True))
 def test_any_names_come_back(names: list[str]) -> None:
     names += [n + s.decode() for n in names for s in header_module.SUFFIXES[1:]]

@@ -292,6 +292,7 @@ def test_overwrite_makes_them_again(copy: Path, made: Made) -> None:
     assert all(c.ok for c in verify(copy))
 
 
+@pytest.mark.slow
 def test_a_result_without_its_file_or_the_reverse_is_made_again(copy: Path, made: Made) -> None:
     for name in pair("scratch", 0):
         (copy / name).unlink()

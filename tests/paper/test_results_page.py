@@ -271,6 +271,7 @@ def test_a_plot_is_recognised_by_its_figures() -> None:
     assert not is_current(png, other)
 
 
+@pytest.mark.slow
 def test_a_plot_drawn_by_matplotlib() -> None:
     pytest.importorskip("matplotlib")
     data = pareto_data("lenet-300-100", points(THREE))

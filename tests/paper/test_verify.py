@@ -192,7 +192,7 @@ def test_what_is_not_a_result(folder: Path) -> None:
 def test_an_unknown_experiment(folder: Path) -> None:
     tamper(folder, experiment="my-net", file_bytes=1)
     unknown, size = only_bad(folder).differences
-    assert unknown.startswith("'my-net' is none of the experiments lenet-300-100, ")
+    assert unknown == "a run of your own task 'my-net': give --task FILE.py:make_task"
     assert size.startswith("file_bytes")
 
 

@@ -63,6 +63,7 @@ def train(folder: Path, *hooks: Hook, epochs: int = 1) -> None:
     retrain_(task, MixturePrior(task.model), RetrainConfig(epochs=epochs), [*writers, *hooks])
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_the_latest_epoch(live: LivePage, tmp_path: Path) -> None:
     assert "No epoch yet." in get(live.address)[1]
     assert get(live.address, "/version") == (200, "")
@@ -160,6 +161,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
             LivePage(tmp_path, port)
 
 
+@pytest.mark.browser
 def test_a_newer_page_replaces_the_one_in_the_browser(live: LivePage, tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip(NO_BROWSER)
@@ -175,6 +177,7 @@ def test_a_newer_page_replaces_the_one_in_the_browser(live: LivePage, tmp_path: 
         assert tab.problems == []
 
 
+@pytest.mark.browser
 def test_what_the_reader_has_chosen_outlives_the_page(tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip(NO_BROWSER)

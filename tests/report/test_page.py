@@ -54,6 +54,7 @@ def page(written: Path, tab: Browser) -> Browser:
 # The files
 
 
+@pytest.mark.slow
 def test_the_report_is_a_page_and_every_figure_twice(written: Path) -> None:
     pictures = sorted((written / "report" / "figures").iterdir())
     for kind, beginning in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
@@ -63,6 +64,7 @@ def test_the_report_is_a_page_and_every_figure_twice(written: Path) -> None:
     assert len({path.stem for path in pictures}) * 2 == len(pictures)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_again_and_pictures_of_an_earlier_report_do_not_stay(
     written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +190,7 @@ def column(page: Browser, n: int) -> list[str]:
     return values
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (360, "dark")])
 def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Browser, width: int, scheme: str) -> None:
     tab.problems.clear()
@@ -214,6 +217,7 @@ def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Brows
     assert {request for request in tab.requests if not request.startswith("data:")} == {address}
 
 
+@pytest.mark.browser
 def test_the_table_sorts(page: Browser) -> None:
     names = column(page, 1)
     sizes = [int(text.replace(",", "")) for text in column(page, 8)]
@@ -240,6 +244,7 @@ def picture(page: Browser) -> str:
     return value
 
 
+@pytest.mark.browser
 def test_the_slider_moves_the_frame(page: Browser) -> None:
     frames, texts = [picture(page)], [page.run("document.getElementById('now').textContent")]
     page.run("document.getElementById('epoch').focus()")
@@ -255,6 +260,7 @@ def test_the_slider_moves_the_frame(page: Browser) -> None:
     assert page.problems == []
 
 
+@pytest.mark.browser
 def test_the_slider_shows_the_mixture_that_is_chosen(page: Browser) -> None:
     names = page.run("[...document.getElementById('part').options].map(o => o.text)")
     assert names == ["conv", "hidden", "<b>head"]
@@ -264,6 +270,7 @@ def test_the_slider_shows_the_mixture_that_is_chosen(page: Browser) -> None:
     assert page.problems == []
 
 
+@pytest.mark.browser
 def test_the_film_plays_to_its_end(page: Browser) -> None:
     page.click("#play")
     assert page.run("document.getElementById('play').textContent") == "Stop"
@@ -272,6 +279,7 @@ def test_the_film_plays_to_its_end(page: Browser) -> None:
     assert page.problems == []
 
 
+@pytest.mark.browser
 def test_values_are_shown_under_the_pointer(page: Browser) -> None:
     shown = "getComputedStyle(document.getElementById('tip')).display"
     assert page.run(shown) == "none"
@@ -287,6 +295,7 @@ def test_values_are_shown_under_the_pointer(page: Browser) -> None:
     assert page.problems == []
 
 
+@pytest.mark.browser
 def test_values_are_shown_where_a_finger_taps(written: Path, tab: Browser) -> None:
     tab.problems.clear()
     tab.open((written / "report" / "index.html").as_uri(), width=390)

@@ -155,6 +155,7 @@ def compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised within torch.compile of torch 2.11
 def test_under_torch_compile_and_autocast_gradients_are_the_same() -> None:
     """The prior reads the parameters themselves, in full precision, whatever runs the network."""

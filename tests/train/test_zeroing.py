@@ -362,6 +362,7 @@ def test_after_every_hard_epoch_at_the_price_of_tau(
     assert prices == pytest.approx([zeroing * r.tau / 20 * math.log(2) for r in history[5 - calls :]])
 
 
+@pytest.mark.slow
 def test_a_higher_price_leaves_fewer_weights() -> None:
     counts = []
     for zeroing in (0.0, 1.0, 100.0):

@@ -74,6 +74,7 @@ def test_the_settings_of_complete_trials_by_their_place_in_the_range() -> None:
     assert data.chance == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [Others(), OTHERS], ids=["alone", "beside others"])
 def test_both_are_drawn(others: Others) -> None:
     for figure in (draw_front(front_data("net", ROWS, others)), draw_settings(settings_data("net", ROWS, SPACE))):

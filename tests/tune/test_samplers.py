@@ -75,6 +75,7 @@ def drawn(name: str, seed: int, stop_every: int, halfway: bool = False) -> list[
     return xs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe", "nsga2"])
 def test_a_study_that_was_stopped_draws_as_one_that_was_not(name: str) -> None:
     once = drawn(name, 3, stop_every=100)
@@ -96,6 +97,7 @@ def test_a_trial_that_was_stopped_before_it_had_its_settings_gets_them_later_and
     assert xs == [whole.ask(UNIT).params["x"] for _ in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe"])
 def test_a_trial_that_was_stopped_between_its_settings_draws_the_others_as_if_it_had_not_been(name: str) -> None:
     """Of samplers that draw all settings together, as these do once they know enough trials."""

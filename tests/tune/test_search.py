@@ -86,6 +86,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return folder, rows, test, said
 
 
+@pytest.mark.slow
 def test_as_many_trials_as_asked_for_no_two_alike(finished: Finished) -> None:
     folder, rows, *_ = finished
     assert [row.trial for row in rows] == list(range(12))
@@ -93,11 +94,13 @@ def test_as_many_trials_as_asked_for_no_two_alike(finished: Finished) -> None:
     assert {trial.state.name.lower() for trial in optuna_trials(folder)} == {row.state for row in rows}
 
 
+@pytest.mark.slow
 def test_the_first_trial_is_the_base(finished: Finished) -> None:
     _, rows, *_ = finished
     assert rows[0].settings == values_in(BASE, search_space(BASE, HELD))
 
 
+@pytest.mark.slow
 def test_each_complete_trial_has_a_file_and_a_result_that_agree_with_its_values(finished: Finished) -> None:
     folder, rows, *_ = finished
     values = {t.number: t.values for t in optuna_trials(folder)}
@@ -116,6 +119,7 @@ def test_each_complete_trial_has_a_file_and_a_result_that_agree_with_its_values(
         assert CompressConfig.from_dict(result.config) == with_values(BASE, row.settings)
 
 
+@pytest.mark.slow
 def test_trials_have_no_test_error_and_the_front_has_each_measured_once(finished: Finished) -> None:
     folder, rows, test, _ = finished
     assert {Result.load(p).dataset for p in (folder / "trials").glob("*/result.json")} == {"custom, validation"}
@@ -133,6 +137,7 @@ def test_trials_have_no_test_error_and_the_front_has_each_measured_once(finished
     assert all(row.test_error is None for row in rows if not row.on_front)
 
 
+@pytest.mark.slow
 def test_the_summary(finished: Finished) -> None:
     folder, rows, *_ = finished
     read = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
@@ -143,6 +148,7 @@ def test_the_summary(finished: Finished) -> None:
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_what_is_said(finished: Finished) -> None:
     _, rows, _, said = finished
     assert len(said) == 12
@@ -153,6 +159,7 @@ def test_what_is_said(finished: Finished) -> None:
         assert line.endswith(" left")
 
 
+@pytest.mark.slow
 def test_asked_again_it_trains_nothing_and_reads_no_test_set(finished: Finished) -> None:
     folder, rows, *_ = finished
     test, before = Test(), (folder / "summary.csv").read_bytes()
@@ -166,6 +173,7 @@ def test_asked_again_it_trains_nothing_and_reads_no_test_set(finished: Finished)
     assert (folder / "summary.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_without_a_test_set_there_are_no_test_errors_until_there_is_one(tmp_path: Path) -> None:
     asked, test = StudyConfig(trials=2, error_bound=100.0), Test()
     without = dataclasses.replace(tuning.make_task(), test=None)
@@ -195,6 +203,7 @@ def one_pruned(folder: Path, bound: float, **changes: Any) -> Row:
     return rows[0]
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_pruned(tmp_path: Path) -> None:
     row = one_pruned(tmp_path, 100.0, lr_weights=1e30)
     assert row.reason.startswith("training diverged in epoch ")
@@ -224,6 +233,7 @@ def test_a_training_past_the_bound_ends_at_half_time(tmp_path: Path) -> None:
     assert epochs[-1] == 3  # the bound is looked at first
 
 
+@pytest.mark.slow
 def test_a_file_past_the_bound_is_kept_and_pruned(tmp_path: Path) -> None:
     """Without a hard phase the error is that of the network before quantizing, which the bound lets through."""
     row = one_pruned(tmp_path, 30.0, hard_from=1.0, tau=0.0, width=0.3)
@@ -231,12 +241,14 @@ def test_a_file_past_the_bound_is_kept_and_pruned(tmp_path: Path) -> None:
     assert row.file_bytes == (tmp_path / "trials" / "trial-0000" / "model.sws").stat().st_size
 
 
+@pytest.mark.slow
 def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) -> None:
     task = tuning.make_task()
     rows = tune(job(tmp_path, config=BASE.override(epochs=2, width=50.0), held=HELD), StudyConfig(trials=1))
     assert rows[0].reason.endswith(f"past the bound of {task.evaluate(task.model) + 5:.2f}%")
 
 
+@pytest.mark.slow
 def test_a_resumed_study_keeps_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
     task = tuning.make_task()
     elsewhere = dataclasses.replace(task, evaluate=lambda model: task.evaluate(model) + 0.5)
@@ -250,12 +262,14 @@ def test_a_resumed_study_keeps_its_bound_where_the_error_before_comes_out_differ
 # Samplers and storages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_other_samplers(sampler: str, tmp_path: Path) -> None:
     rows = tune(job(tmp_path), StudyConfig(trials=3, sampler=sampler, error_bound=100.0))
     assert len({str(row.settings) for row in rows}) == 3
 
 
+@pytest.mark.slow
 def test_a_storage_by_its_address(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     tune(job(tmp_path / "s"), StudyConfig(trials=2, error_bound=100.0, storage=url, name="mine"))
@@ -263,6 +277,7 @@ def test_a_storage_by_its_address(tmp_path: Path) -> None:
     assert not (tmp_path / "s" / "study.db").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"trials": 0}, "trials: expected at least 1, got 0"), ({"sampler": "grid"}, "one of gp, tpe, nsga2, got 'grid'")],
@@ -288,6 +303,7 @@ def test_a_base_outside_the_ranges_is_refused_before_anything_is_trained(tmp_pat
 # The network that all trials start from
 
 
+@pytest.mark.slow
 def test_the_network_is_pre_trained_once_for_a_study_and_is_the_same_after_a_stop(tmp_path: Path) -> None:
     called: list[int] = []
 
@@ -307,6 +323,7 @@ def zeros(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_weights_are_the_studys_and_no_others_resume_it(tmp_path: Path) -> None:
     ours, others = tmp_path / "ours.safetensors", tmp_path / "others.safetensors"
     task = tuning.make_task()
@@ -319,6 +336,7 @@ def test_weights_are_the_studys_and_no_others_resume_it(tmp_path: Path) -> None:
         tune(job(tmp_path / "s", weights=others), StudyConfig(3, error_bound=100.0))
 
 
+@pytest.mark.slow
 def test_a_study_of_other_settings_is_refused(tmp_path: Path) -> None:
     tune(job(tmp_path), StudyConfig(1, error_bound=100.0))
     with pytest.raises(ConfigError, match=r"other settings \(config\)"):
@@ -330,6 +348,7 @@ def test_a_study_of_other_settings_is_refused(tmp_path: Path) -> None:
 # Stopped, shared, killed
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_interrupted_is_run_next_time_with_the_same_settings(tmp_path: Path) -> None:
     stop = Stop(5, KeyboardInterrupt())  # in the second trial
     with pytest.raises(KeyboardInterrupt):
@@ -342,6 +361,7 @@ def test_a_trial_that_was_interrupted_is_run_next_time_with_the_same_settings(tm
     assert [row.trial for row in rows] == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_users_ends_the_search_and_its_trial_does_not_count(tmp_path: Path) -> None:
     stop = Stop(5, ZeroDivisionError("in the user's code"))
     with pytest.raises(ZeroDivisionError):
@@ -350,6 +370,7 @@ def test_an_error_of_the_users_ends_the_search_and_its_trial_does_not_count(tmp_
     assert len(tune(job(tmp_path), StudyConfig(2, error_bound=100.0))) == 2
 
 
+@pytest.mark.slow
 def test_a_trial_that_another_process_has_given_up_is_left_to_it(tmp_path: Path) -> None:
     said: list[str] = []
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -367,6 +388,7 @@ def test_a_trial_that_another_process_has_given_up_is_left_to_it(tmp_path: Path)
     assert [row.trial for row in rows] == [1, 2]
 
 
+@pytest.mark.slow
 def test_trials_are_asked_for_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite locks no rows: without this, two processes may be given the same queued trial."""
     taken: list[bool] = []
@@ -409,6 +431,7 @@ def trials_said(log: Path) -> list[int]:
     return [int(w[1].rstrip(":")) for w in words if w[:1] == ["trial"]]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path: Path) -> None:
     """None is lost, none is run twice, and both have a part in it."""
     meeting, folder, logs = tmp_path / "meeting", tmp_path / "s", [tmp_path / "0", tmp_path / "1"]
@@ -425,6 +448,7 @@ def test_two_processes_share_a_study(tmp_path: Path) -> None:
     assert len(list((folder / "trials").glob("*/model.sws"))) == 8
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_was_killed_is_run_by_the_next(tmp_path: Path) -> None:
     folder, hang, log = tmp_path / "s", tmp_path / "hang", tmp_path / "log"
     with started(folder, 4, log, HANG=hang, TRIALS=folder / "trials") as process:

@@ -79,6 +79,7 @@ def states(study: optuna.Study) -> list[str]:
     return [trial.state.name for trial in study.trials]
 
 
+@pytest.mark.slow
 def test_a_trial_comes_with_all_its_settings_each_in_its_range(opened: Opened) -> None:
     trial = opened().begin()
     assert set(trial.params) == set(SPACE)
@@ -89,6 +90,7 @@ def test_a_trial_comes_with_all_its_settings_each_in_its_range(opened: Opened) -
     assert trial.distributions["tau"] == floats
 
 
+@pytest.mark.slow
 def test_no_more_are_begun_than_asked_for(opened: Opened) -> None:
     shared = opened()
     study, trials = shared.study, [shared.begin(3) for _ in range(3)]
@@ -129,6 +131,7 @@ def test_a_silent_trial_is_run_again_with_the_same_settings_but_not_for_ever(ope
     assert "measured" not in begun[0].user_attrs  # that was another trial's
 
 
+@pytest.mark.slow
 def test_of_two_that_find_a_silent_trial_one_queues_it_again(opened: Opened) -> None:
     first, second = opened(), opened()
     lost = first.begin()
@@ -139,6 +142,7 @@ def test_of_two_that_find_a_silent_trial_one_queues_it_again(opened: Opened) -> 
     assert second.begin().params == lost.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retried", [False, True])
 def test_a_process_that_died_before_the_first_heartbeat_is_not_waited_for(opened: Opened, retried: bool) -> None:
     shared = opened()
@@ -155,6 +159,7 @@ def test_a_process_that_died_before_the_first_heartbeat_is_not_waited_for(opened
     assert set(again.params) == set(SPACE)
 
 
+@pytest.mark.slow
 def test_a_trial_with_heartbeats_is_not_given_up(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "HEARTBEAT", 0.1)
     shared = opened()

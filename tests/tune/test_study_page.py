@@ -63,6 +63,7 @@ def test_a_study_without_a_trial_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "no trial has come to its end yet" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_names_from_its_files_are_text(tmp_path: Path) -> None:
     lines = (KEPT / "summary.csv").read_text().splitlines()
     (tmp_path / "summary.csv").write_text("\n".join([f"{lines[0]},<i>odd", *(f"{line},1" for line in lines[1:])]))
@@ -85,6 +86,7 @@ def test_without_scipy_it_says_what_to_install(
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_the_page_opens_and_its_table_sorts(study: Path, width: int, scheme: str) -> None:

@@ -111,6 +111,7 @@ def rows(split: Split) -> Counter[bytes]:
     return Counter(image.tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True))
 
 
+@pytest.mark.slow
 def test_mnist_has_its_sizes_ranges_and_counts_of_digits() -> None:
     for split, n in zip(mnist(), (55_000, 5_000, 10_000), strict=True):
         assert len(split) == n

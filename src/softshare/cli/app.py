@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import softshare
 from softshare.cli.checkpoints import quantize
+from softshare.cli.console import console
 from softshare.cli.options import with_config_options, with_file_options
 from softshare.cli.reading import decompress, evaluate, export, inspect
 from softshare.cli.records import report, reproduce, results, verify
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         app(args=list(argv) if argv is not None else None)
     except SoftShareError as error:
-        Console(stderr=True).print(f"softshare: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console(stderr=True).print(f"softshare: {error}", style="red", soft_wrap=True)
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

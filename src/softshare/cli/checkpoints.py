@@ -39,16 +39,19 @@ def quantize(
 
     At the same accuracy the file is larger than one from `softshare compress`. Measure the network before you ship it.
     """
-    from rich.console import Console
-
     from softshare._util.files import require_writable
     from softshare._util.run_folder import made_folder
     from softshare.cli import tables
+    from softshare.cli.console import console
     from softshare.codec import inspect as inspect_file
     from softshare.datafree.compress_weights import ERROR, compress_weights
 
-    out = Console(markup=False)
+    out = console()
+    if not checkpoint.is_file():
+        raise ConfigError(f"expected a safetensors file, but there is no file {checkpoint}")
     file = file or checkpoint.with_suffix(".sws")
+    if file == checkpoint:
+        raise ConfigError(f"{checkpoint} is a .sws file already; expected a safetensors file")
     if file.is_dir():
         raise ConfigError(f"--out: expected the name of a file, but {file} is a folder")
     if file.exists() and not overwrite:
@@ -69,6 +72,5 @@ def quantize(
     out.print(
         f"The error of the weights, relative to each tensor, is {100 * total:.2f}% (root mean square). The largest is "
         f"{100 * fitted.errors[worst]:.2f}%, in {worst}. It took {time.perf_counter() - start:.0f} s.",
-        highlight=False,
         soft_wrap=True,
     )

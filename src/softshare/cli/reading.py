@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from softshare.cli import tables
+from softshare.cli.console import console
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, load_task
 from softshare.errors import ConfigError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softshare.export import Inputs
     from softshare.task import Task
 
-out = Console(markup=False)
+out = console()
 BatchNormOption = Annotated[
     bool,
     typer.Option(
@@ -80,7 +80,7 @@ def decompress(
         _load_into_(loaded, file, batch_norm)
         state = {name: loaded.model.state_dict()[name] for name in state}
     save_checkpoint(target, state)
-    out.print(f"Wrote {len(state)} tensors to {target}.", highlight=False)
+    out.print(f"Wrote {len(state)} tensors to {target}.")
 
 
 def evaluate(
@@ -111,7 +111,6 @@ def evaluate(
     out.print(
         f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes (result.json: "
         f"{result.file_bytes})",
-        highlight=False,
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("The file and result.json differ.")
@@ -155,7 +154,7 @@ def export(
         raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx. Leave them out")
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
-        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", highlight=False, soft_wrap=True)
+        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", soft_wrap=True)
     if onnx is not None:
         if task is None:
             raise ConfigError("--onnx: expected --task as well, because a file holds no network")
@@ -164,7 +163,6 @@ def export(
         difference = export_onnx(loaded.model, _first_inputs(loaded), onnx)
         out.print(
             f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest.",
-            highlight=False,
             soft_wrap=True,
         )
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from softshare import zoo
 from softshare.cli import tables
+from softshare.cli.console import console
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, find_device, load_task
 from softshare.errors import ConfigError
 
 if TYPE_CHECKING:
     from softshare.paper.verify import Check
 
-out = Console(markup=False)
+out = console()
 FolderArgument = Annotated[Path, typer.Argument(help="A run, or a folder of runs. Each has model.sws and result.json.")]
 
 
@@ -69,7 +69,7 @@ def reproduce(
 
 
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    console(stderr=True).print(text, soft_wrap=True)
 
 
 def _seeds(text: str) -> list[int]:
@@ -132,7 +132,7 @@ def report(
     folder = folder or run / REPORT
     is_study = (run / SUMMARY).exists()
     page, *pictures = write_study_report(run, folder, published_points) if is_study else write_report(run, folder)
-    out.print(f"{page} written, and {len(pictures)} pictures beside it.", highlight=False, soft_wrap=True)
+    out.print(f"{page} written, and {len(pictures)} pictures beside it.", soft_wrap=True)
 
 
 def results(
@@ -155,9 +155,9 @@ def results(
     for path in stale:
         if not check:
             write_file(path, wanted[path])
-        out.print(f"{path} {'is not what the results give' if check else 'written'}", highlight=False, soft_wrap=True)
+        out.print(f"{path} {'is not what the results give' if check else 'written'}", soft_wrap=True)
     if not check and not can_draw():
-        out.print("No plot was drawn, because matplotlib is missing: pip install 'softshare[report]'", highlight=False)
+        out.print("No plot was drawn, because matplotlib is missing: pip install 'softshare[report]'")
     if check and stale:
         out.print("Run: softshare results")
         raise typer.Exit(1)
@@ -168,5 +168,5 @@ def results(
 def _tracked(checks: Iterable[Check], total: int, title: str) -> Iterator[Check]:
     from rich.progress import track
 
-    console = Console(stderr=True)
-    return iter(track(checks, title, total, console=console, disable=not console.is_terminal, transient=True))
+    log = console(stderr=True)
+    return iter(track(checks, title, total, console=log, disable=not log.is_terminal, transient=True))

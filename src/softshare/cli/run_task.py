@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from softshare._util.files import read_bytes
 from softshare._util.run_folder import (
@@ -28,6 +27,7 @@ from softshare._util.run_folder import (
     output_folder,
 )
 from softshare.cli import tables
+from softshare.cli.console import console
 from softshare.cli.task_options import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
 from softshare.config import CompressConfig, RetrainConfig
@@ -50,7 +50,7 @@ from softshare.train.retrain import length_of
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 USUAL_STEPS = 6_000  # about those of the default 30 epochs on MNIST
-out = Console(markup=False)
+out = console()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Watching:
         found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
         with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
             if page:
-                out.print(f"live: {page.address}", highlight=False)
+                out.print(f"live: {page.address}")
                 found.append(page)
             yield found
 
@@ -98,7 +98,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     _require_the_same(made_of.get("pretrain"), options.pretrained)
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
-        out.print(f"pre-trained weights: {weights}", highlight=False)
+        out.print(f"pre-trained weights: {weights}")
     recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
     WeightView.of(task.model, config.prior.rules).check()  # before anything is trained or written
     if target is not None:
@@ -129,15 +129,14 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     for message in compressed.messages:
-        out.print(message, highlight=False)
+        out.print(message)
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(
         f"The run is in {folder}. It took {time.perf_counter() - start:.0f} s and used one seed ({seed}).",
-        highlight=False,
     )
     if compressed.outcome:
-        out.print(str(compressed.outcome), highlight=False)
+        out.print(str(compressed.outcome))
         if not compressed.outcome.met:
             raise typer.Exit(1)
         return
@@ -155,7 +154,6 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
                 else "Try a smaller --tau, --zeroing or --width, more --epochs, or another --lr-weights."
             )
             + _few_steps((length_of(task.train) or 0) * config.retrain.epochs),
-            highlight=False,
         )
 
 
@@ -190,8 +188,8 @@ def _require_the_same(pretraining: Any, recorded: Any) -> None:
         return
     if "sha256" not in recorded:
         raise ConfigError(
-            "--config: the recorded run pre-trained its network in another way than this run would. Leave --weights "
-            "out. A kept result is repeated with `softshare reproduce`"
+            "--config: the recorded run pre-trained its network in another way than this run would. Name the same task "
+            "and give no --weights; a kept result is repeated with `softshare reproduce`"
         )
     if isinstance(pretraining, dict) and pretraining.get("sha256") == recorded["sha256"]:
         return  # the same file, perhaps under another name

@@ -76,9 +76,8 @@ def tune(
     The folder gets a file and a result of each trial, copies of the front with test errors, summary.csv, front.png and
     settings.png. Run the same command again to resume a study, or several times at once to share it.
     """
-    from rich.console import Console
-
     from softshare.cli import tables
+    from softshare.cli.console import console
     from softshare.paper.published import published_points
     from softshare.report.style import can_draw
     from softshare.train.progress import ProgressBar
@@ -111,14 +110,14 @@ def tune(
             pretrain_=lambda task: pretrain_(task, schedule, [ProgressBar("pre-train")]),
             judge=make_task(task, "cpu", data=data),  # `softshare verify` measures on the CPU
         )
-    log = Console(stderr=True)
+    log = console(stderr=True)
     rows = run_study(
         job,
         StudyConfig(trials, sampler, error_bound, storage, study),
         hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
-        say=lambda text: log.print(text, markup=False, highlight=False, soft_wrap=True),
+        say=lambda text: log.print(text, soft_wrap=True),
     )
-    out = Console(markup=False, highlight=False, soft_wrap=True)
+    out = console()
     out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
     out.print(
         f"{sum(row.state == 'pruned' for row in rows)} trials were pruned. All trials are in {job.folder / SUMMARY}."

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from softshare._util.files import write_atomic
 from softshare._util.run_folder import made_folder
+from softshare.cli.console import console
 from softshare.cli.task_options import OverwriteOption
 from softshare.errors import ConfigError
 
-out = Console(markup=False)
+out = console()
 
 
 def init(
@@ -33,7 +33,7 @@ def init(
     with made_folder(file.parent):
         write_atomic(file, _template(file).encode())
     command = shlex.join(["softshare", "compress", f"{file}:make_task"])
-    out.print(f"Wrote {file}. Try it: {command}", highlight=False, soft_wrap=True)
+    out.print(f"Wrote {file}. Try it: {command}", soft_wrap=True)
 
 
 def _template(file: Path) -> str:

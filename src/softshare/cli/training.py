@@ -69,7 +69,7 @@ def pretrain(
     folder = folder or Path("runs") / experiment
     with output_folder(folder, overwrite) as unfinished:
         pretrain_into(task, experiment, unfinished, seed)
-    out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}", highlight=False)
+    out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}")
 
 
 def compress(

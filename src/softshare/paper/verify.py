@@ -186,8 +186,5 @@ class _Zoo:
 
     def _own(self, name: str) -> Task:
         if self.own is None:
-            raise ConfigError(
-                f"{name!r} is none of the experiments {', '.join(EXPERIMENTS)}; "
-                "give the task of the run, as in --task FILE.py:make_task"
-            )
+            raise ConfigError(f"a run of your own task {name!r}: give --task FILE.py:make_task")
         return self.own

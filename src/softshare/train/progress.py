@@ -19,7 +19,7 @@ class ProgressBar(Hook):
     """A rich progress bar. If the output is not a terminal, it prints a line every tenth of the run."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
-        self.title, self.console = title, console or Console(stderr=True)
+        self.title, self.console = title, console or Console(stderr=True, emoji=False)
         self._progress: Progress | None = None
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
@@ -49,7 +49,7 @@ class ProgressBar(Hook):
         elif record.epoch > 0 and (record.epoch % -(-self._epochs // 10) == 0 or record.epoch == self._epochs):
             left = (time.monotonic() - self._started) / record.epoch * (self._epochs - record.epoch)
             line = f"{text}  epoch {record.epoch}/{self._epochs}, {left:.0f} s left"
-            self.console.print(line, markup=False, highlight=False)
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self) -> None:
         if self._progress:

@@ -95,6 +95,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPECIAL.values(), ids=SPECIAL.keys())
 def test_round_trip_of_special_tensors(case: Case) -> None:
     for fast in (False, True):

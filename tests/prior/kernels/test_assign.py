@@ -300,6 +300,7 @@ def test_small_shapes(device: str) -> None:
         assert torch.equal(sums.cpu(), torch.stack([torch.zeros(3), torch.bincount(expected, minlength=3).float()]))
 
 
+@pytest.mark.slow
 @each_backend
 def test_tensors_cut_for_short_indices_get_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params, w = parameters(5, torch.float32), weights(50, torch.float32)

@@ -121,6 +121,7 @@ if HAS_TRITON:
     FAR += [("triton", j) for j in (1, 17, 33, 34)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "j"), FAR)
 def test_far_weights_among_near_ones_equal_float64(j: int, backend: str) -> None:
     """Beyond 12 standard deviations of every component, a kernel that scales by the highest density underflows.
@@ -155,6 +156,7 @@ def test_many_tensors_any_layout_and_empty(backend: str) -> None:
         torch.testing.assert_close(fused(backend)(ws, *params), whole[0])
 
 
+@pytest.mark.slow
 @each_backend
 def test_two_runs_are_equal(backend: str) -> None:
     params, w = parameters(17, torch.float32), weights(100 if backend == "triton" else 100_000, torch.float32)
@@ -274,6 +276,7 @@ def test_in_place_leaves_what_lies_between_the_gradients_values() -> None:
     assert (whole[:, ::2] != 9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["channels last", "transposed"])
 def test_in_place_takes_no_memory_of_the_gradients_size(layout: str) -> None:
     n = 96_000

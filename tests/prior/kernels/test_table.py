@@ -305,6 +305,7 @@ LOOKUPS = [("numba", torch.float32), ("numba", torch.bfloat16), ("numba", torch.
 LOOKUPS += [("triton", torch.bfloat16)] if "triton" in BACKENDS else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dtype"), LOOKUPS)
 def test_gradients_are_interpolated_filled_or_added(backend: str, dtype: torch.dtype) -> None:
     params = trained_mixture(3, j=17)
