@@ -13,7 +13,7 @@ import typer.main
 
 import softshare
 from cli_runs import run
-from softshare.cli import app
+from softshare.cli import app, main
 from softshare.cli.app import COMMANDS
 
 NAMES = [command.__name__ for command in COMMANDS]

@@ -315,7 +315,7 @@ def test_a_run_of_the_users_own_task(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert main(["verify", str(run)]) == 1
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "give the task of the run, as in --task FILE.py:make_task" in text
+    assert "give --task FILE.py:make_task" in text
 
     path = run / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"error_after": 1.0}))
