@@ -76,11 +76,13 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False)
     return Compressed(quantized, mixtures, view.state_dict())
 
 
-def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig) -> Compressed:
+def simplified(
+    model: nn.Module, compressed: Compressed, config: CompressConfig, broken: Mapping[str, str] | None = None
+) -> Compressed:
     """As it will be written: by `config.encode`, its units in the best order, if that is asked for."""
     if not config.simplify.symmetries:
         return dataclasses.replace(compressed, config=config.encode)
-    quantized, messages, moved = simplify(model, compressed.quantized, config.encode)
+    quantized, messages, moved = simplify(model, compressed.quantized, config.encode, broken)
     return dataclasses.replace(
         compressed, quantized=quantized, config=config.encode, messages=tuple(messages), moved=moved
     )

@@ -25,6 +25,7 @@ _Order = npt.NDArray[np.int64]  # (units,)
 _Distance = npt.NDArray[np.float64]  # (units, units)
 
 _DEFAULTS = EncodeConfig()
+MOST_MESSAGES, MOST_NAMES = 12, 4  # layers that are spoken of one by one, and that are named for one reason
 PASSES = 2  # over the layers: the best order of one depends on its neighbours'; a second pass earned up to 0.2%
 MOST_UNITS = 1 << 12  # of a layer whose units are ordered by distance: all pairs are compared
 MOST_WEIGHTS = 1 << 24  # of such a layer and the next
@@ -57,7 +58,12 @@ class Simplified(NamedTuple):
     moved: dict[str, Moved]  # by tensor; those that are not in it have their units where they were
 
 
-def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> Simplified:
+def simplify(
+    model: nn.Module,
+    quantized: QuantizedWeights,
+    config: EncodeConfig = _DEFAULTS,
+    broken: Mapping[str, str] | None = None,  # layers to leave alone, and why
+) -> Simplified:
     """Weights of the same function whose file, as `config` writes it, is no larger.
 
     Hidden units without effect lose their weights and biases, until there are none left; then the units of each layer
@@ -67,7 +73,7 @@ def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig
     A unit whose incoming weights are all 0 but whose constant output is not is left as it is: its part in the next
     layer would have to be added to that layer's biases, and the sum is in general no value of the codebook.
     """
-    links, messages = _usable_links(model, quantized)
+    links, messages = usable_links(model, quantized, broken or {})
     if not links:
         return Simplified(quantized, messages, {})
     bare, removed = _without_idle_units(quantized, links)
@@ -81,9 +87,14 @@ def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig
     candidates = (quantized, bare, ordered)
     sizes = [len(encode(candidate, config)) for candidate in candidates]
     best = sizes.index(min(sizes))
+    done = []
     for link in links:
         n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "as it was"
-        messages.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
+        done.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
+    if len(done) > MOST_MESSAGES:
+        n, of = sum(removed.values()) if best > 0 else 0, sum(link.n_units for link in links)
+        done[MOST_MESSAGES:] = [f"... and {len(done) - MOST_MESSAGES} more layers; {n} of {of} units removed in all"]
+    messages += done
     messages.append(f"file: {sizes[0]} -> {sizes[best]} bytes")
     return Simplified(candidates[best], messages, _moved(links, orders) if best == 2 else {})
 
@@ -100,13 +111,36 @@ def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
     return moved
 
 
-def _usable_links(model: nn.Module, quantized: QuantizedWeights) -> tuple[list[Link], list[str]]:
-    """The model's links that the quantized weights have too, and what is left as it is."""
-    links, messages = find_links(model)
+def permuted(quantized: QuantizedWeights, orders: Mapping[Link, Tensor]) -> QuantizedWeights:
+    """The same function, if the links are links, with the units of each in this order."""
+    links = list(orders)
+    indices, units = _open(quantized, links)
+    for link, u in zip(links, units, strict=True):
+        u.permute_(orders[link])
+    return _close(quantized, indices)
+
+
+def usable_links(
+    model: nn.Module, quantized: QuantizedWeights, broken: Mapping[str, str]
+) -> tuple[list[Link], list[str]]:
+    """The model's links that the quantized weights have too and that are not broken, and what is left as it is."""
+    links, reasons = find_links(model)
     shapes = {name: tuple(t.shape) for name, t in layout(model)[0].items()}
-    problems = [_problem(link, shapes, quantized) for link in links]
-    left = [f"{link.source}: left as it is: {text}" for link, text in zip(links, problems, strict=True) if text]
-    return [link for link, text in zip(links, problems, strict=True) if not text], [*messages, *left]
+    problems = [broken.get(link.source) or _problem(link, shapes, quantized) for link in links]
+    left = {link.source: text for link, text in zip(links, problems, strict=True) if text}
+    return [link for link in links if link.source not in left], folded(reasons | left)
+
+
+def folded(reasons: Mapping[str, str]) -> list[str]:
+    """A message for each reason, with the layers it is of."""
+    layers: dict[str, list[str]] = {}
+    for layer, reason in reasons.items():
+        layers.setdefault(reason, []).append(layer)
+    return [
+        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}: "
+        f"left as it is: {reason}"
+        for reason, names in layers.items()
+    ]
 
 
 def _names(link: Link) -> list[str]:
