@@ -32,7 +32,7 @@ def make_task(steps: int = 200) -> ss.Task:
         optimizer.step()
 
     def error(model: nn.Module) -> float:
-        return 100 * (model(x).argmax(1) != y).double().mean().item()
+        return 100 * float((model(x).argmax(1) != y).double().mean())
 
     return ss.Task(model, list(zip(x.split(64), y.split(64), strict=True)), loss, error, 256)
 
