@@ -56,6 +56,19 @@ class Compressed:
         return self.moved.get(name, Moved()).back(dataclasses.replace(found, codebook=values).dense())
 
 
+def dead_layers(compressed: Compressed) -> list[str]:
+    """A line for each matrix that has lost all of its weights: what passes through it no longer depends on its input."""
+    dead = [t.name for t in compressed.quantized.shared if len(t.shape) > 1 and t.indices.numel() and not t.n_nonzero]
+    lines = []
+    for name in dead:
+        alive = [record.epoch for record in compressed.history if record.density.get(name)]
+        since = f" after epoch {alive[-1]}" if alive else ""
+        lines.append(
+            f"{name}: all of its weights are 0{since}, so nothing passes through it; lower tau, zeroing or zero_mixing"
+        )
+    return lines
+
+
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
     """Merge, then quantize.
 

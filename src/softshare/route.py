@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from softshare.codec import check
-from softshare.compressed import Compressed, quantize_prior, simplified
+from softshare.compressed import Compressed, dead_layers, quantize_prior, simplified
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import WeightView, kept_message
@@ -71,5 +71,6 @@ def compress(
     else:
         broken = broken_links(task, compressed.quantized) if config.simplify.symmetries else None
         compressed = simplified(task.model, compressed, config, broken)
-    kept = kept_message(WeightView.of(task.model, config.prior.rules))
-    return dataclasses.replace(compressed, history=phases.history, messages=(*kept, *compressed.messages))
+    compressed = dataclasses.replace(compressed, history=phases.history)
+    said = [*dead_layers(compressed), *kept_message(WeightView.of(task.model, config.prior.rules))]
+    return dataclasses.replace(compressed, messages=(*said, *compressed.messages))

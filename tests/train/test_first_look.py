@@ -69,3 +69,11 @@ def test_a_loss_of_another_model_is_refused() -> None:
         ss.compress(dataclasses.replace(task, loss=lambda _, batch: loss(other, batch)), CONFIG)
     with pytest.raises(ModelError, match="no gradient for any shared weight"):
         ss.compress(dataclasses.replace(task, loss=lambda _, batch: batch[0].mean()), CONFIG)
+
+
+def test_a_layer_that_dies_is_named_with_its_last_epoch() -> None:
+    """The prior is so strong that every weight goes."""
+    compressed = ss.compress(make_task(), ss.CompressConfig().override(epochs=4, tau=1e4, tau_warmup=0.0))
+    dead = [text for text in compressed.messages if "all of its weights are 0" in text]
+    assert [text.partition(":")[0] for text in dead] == ["0.weight", "2.weight"]
+    assert all("after epoch" in text for text in dead)
