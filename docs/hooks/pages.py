@@ -22,6 +22,7 @@ OUTSIDE = {
     "benchmarks.md": "benchmarks/README.md",
     "examples.md": "examples/README.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 _PAGES = {file: page for page, file in OUTSIDE.items()}

@@ -56,6 +56,19 @@ class Compressed:
         return self.moved.get(name, Moved()).back(dataclasses.replace(found, codebook=values).dense())
 
 
+def dead_layers(compressed: Compressed) -> list[str]:
+    """A message for each matrix that has lost all of its weights: its output no longer depends on its input."""
+    dead = [t.name for t in compressed.quantized.shared if len(t.shape) > 1 and t.indices.numel() and not t.n_nonzero]
+    lines = []
+    for name in dead:
+        alive = [record.epoch for record in compressed.history if record.density.get(name)]
+        since = f" after epoch {alive[-1]}" if alive else ""
+        lines.append(
+            f"{name}: all of its weights are 0{since}, so nothing passes through it; lower tau, zeroing or zero_mixing"
+        )
+    return lines
+
+
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
     """Merge the components, then quantize.
 
@@ -76,11 +89,16 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False)
     return Compressed(quantized, mixtures, view.state_dict())
 
 
-def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig) -> Compressed:
-    """The network as it will be written: by `config.encode` and, with `symmetries`, its units in the best order."""
+def simplified(
+    model: nn.Module, compressed: Compressed, config: CompressConfig, broken: Mapping[str, str] | None = None
+) -> Compressed:
+    """The network as it will be written: by `config.encode` and, with `symmetries`, its units in the best order.
+
+    The units of `broken` layers stay where they are; the values are the reasons.
+    """
     if not config.simplify.symmetries:
         return dataclasses.replace(compressed, config=config.encode)
-    quantized, messages, moved = simplify(model, compressed.quantized, config.encode)
+    quantized, messages, moved = simplify(model, compressed.quantized, config.encode, broken)
     return dataclasses.replace(
         compressed, quantized=quantized, config=config.encode, messages=tuple(messages), moved=moved
     )

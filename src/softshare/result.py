@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import math
@@ -22,6 +21,7 @@ from softshare.compressed import Compressed
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError
 from softshare.network.weights import load_state_
+from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
 from softshare.task import Task
 from softshare.train.retrain import seeded
@@ -140,7 +140,7 @@ def measure(
 
 def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `model` with the values of `state`, in evaluation mode."""
-    model = copy.deepcopy(model).eval()
+    model = copied(unwrapped(model)).eval()
     load_state_(model, state, "the decoded file")
     return model
 

@@ -36,7 +36,7 @@ def test_it_builds_and_needs_no_other_host(tmp_path: Path) -> None:
 
 
 def test_dead_links_and_anchors_stop_it(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):
+    for name in ("pyproject.toml", "mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     for name in ("src", "examples", "benchmarks", "results"):

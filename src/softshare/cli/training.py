@@ -143,8 +143,8 @@ def compress(
     holds the nearest network that was found, and the exit status is 1.
 
     An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
-    overrides --config. `--config runs/x/result.json` repeats a run. `softshare quantize` compresses a checkpoint
-    without data.
+    overrides --config. `--config runs/x/result.json` repeats a run; a task of your own must be named again.
+    `softshare quantize` compresses a checkpoint without data.
     """
     from softshare.cli.run_task import RunOptions, Watching, run_task
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from softshare.network.weights import layout
+from softshare.network.wrapped import copied
 
 # What may lie between two layers. "unit" acts on each value separately. "pool" and "scale" act on each channel
 # separately: "pool" keeps any constant, "scale" only the constant 0. "flatten" puts the channels one after another.
@@ -64,21 +64,21 @@ class Link:
         return values == 0
 
 
-def find_links(model: nn.Module) -> tuple[list[Link], list[str]]:
+def find_links(model: nn.Module) -> tuple[list[Link], dict[str, str]]:
     """All links of a network in evaluation mode, in the order of the forward pass, and why other layers have none.
 
     Inputs must have a batch dimension, so that a Flatten before a Linear yields whole channels. The model is not
     changed: a copy of it is traced.
     """
     try:
-        model = copy.deepcopy(model).eval()
+        model = copied(model).eval()
         graph = fx.Tracer().trace(model)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         reason = (str(error).splitlines() or [""])[0]
-        return [], [f"unchanged: the model cannot be traced: {type(error).__name__}: {reason}"]
+        return [], {"the network": f"the model cannot be traced: {type(error).__name__}: {reason}"}
     modules = dict(model.named_modules())
     taken = _taken(model, graph)
-    links, messages = [], []
+    links, reasons = list[Link](), dict[str, str]()
     for node in graph.nodes:
         if _layer(node, modules) is None:
             continue
@@ -86,8 +86,8 @@ def find_links(model: nn.Module) -> tuple[list[Link], list[str]]:
         if isinstance(found, Link):
             links.append(found)
         elif found:
-            messages.append(f"{node.target}: unchanged: {found}")
-    return links, messages
+            reasons[str(node.target)] = found
+    return links, reasons
 
 
 def _taken(model: nn.Module, graph: fx.Graph) -> set[str]:

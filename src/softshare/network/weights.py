@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,9 @@ from torch.nn.parameter import is_lazy
 
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
+from softshare.network.wrapped import require_ordinary, unwrapped, without_prefix
 
+KEPT_FROM = 0.05  # share of the weights: if more are not compressed, a message says so
 # Weights and biases of these are shared by default. Normalization layers are not: their few parameters set scales.
 SHARED_MODULES = (
     nn.Linear,
@@ -53,6 +57,7 @@ class WeightView:
         Without a matching rule, trainable parameters of `SHARED_MODULES` are shared. Buffers and integers are never
         shared. A rule for a tied tensor may use any of its names.
         """
+        model = unwrapped(model)
         state = model.state_dict(keep_vars=True)
         wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
         if wrong:
@@ -65,6 +70,7 @@ class WeightView:
                 f"expected an initialized model, but these tensors are lazy: {', '.join(lazy)}. Run one batch through "
                 "the model first"
             )
+        require_ordinary(state)
         names = _names_of_each(state)
         for rule in rules:
             if not any(fnmatchcase(name, rule.pattern) for name in state):
@@ -150,11 +156,52 @@ class WeightView:
 
 
 def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names of each tensor object, in the order of the state dict."""
-    names: dict[int, list[str]] = {}
+    """The names of each tensor, in the order of the state dict.
+
+    Two names belong to one tensor if their values lie in the same memory. Tensors that overlap in part are refused: a
+    file would hold them twice, and loading one would change the other.
+    """
+    names: dict[Any, list[str]] = {}
     for name, value in state.items():
-        names.setdefault(id(value), []).append(name)
+        names.setdefault(_place(value), []).append(name)
+    _require_apart({aliases[0]: state[aliases[0]] for aliases in names.values()})
     return list(names.values())
+
+
+def _place(tensor: Tensor) -> Any:
+    """What tells one tensor from another: its memory, or the object itself if it has none."""
+    if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _require_apart(tensors: Mapping[str, Tensor]) -> None:
+    """Raise if two of the tensors share memory in part. Only those over one storage can."""
+    storages: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(place := _place(tensor), int):
+            storages.setdefault((place[0], tensor.untyped_storage().data_ptr()), []).append(name)
+    for names in storages.values():
+        spans = sorted((*_span(tensors[name]), name) for name in names)
+        for (_, end, first), (start, _, second) in pairwise(spans):
+            if start < end and _overlap(tensors[first], tensors[second]):
+                raise ModelError(
+                    f"{first} and {second} share memory, but are not the same tensor (one is a view of the other); "
+                    "clone one of them, or keep only one in the state dict"
+                )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors over one storage have an element in common. Columns of a matrix interleave without one."""
+    places = torch.arange(a.untyped_storage().nbytes() // a.element_size())
+    own, other = (places.as_strided(t.shape, t.stride(), t.storage_offset()).flatten() for t in (a, b))
+    return a.dtype != b.dtype or bool(torch.isin(own, other).any())
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte and the end of what a tensor reaches."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
@@ -163,7 +210,7 @@ def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
 
 def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of a network once, in order, under its first name, and the other names of tied tensors."""
-    state = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    state = {name: t for name, t in unwrapped(model).state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     names = _names_of_each(state)
     return {aliases[0]: state[aliases[0]] for aliases in names}, _tied(names)
 
@@ -176,14 +223,37 @@ def _is_shared(
     for rule in rules:
         if any(fnmatchcase(name, rule.pattern) for name in aliases):
             return rule.share
-    return tensor.requires_grad and any(isinstance(m, SHARED_MODULES) for m in modules)
+    if not tensor.requires_grad:
+        return False
+    own = zip(modules, aliases, strict=True)
+    return any(isinstance(m, SHARED_MODULES) and not _is_normed(m, name.rpartition(".")[2]) for m, name in own)
+
+
+def _is_normed(module: nn.Module, name: str) -> bool:
+    """Whether old-style `weight_norm` or `spectral_norm` divides the tensor by its norm: zeros would give NaN."""
+    hooks = [h for h in module._forward_pre_hooks.values() if type(h).__name__ in ("WeightNorm", "SpectralNorm")]
+    return any(name.startswith(f"{hook.name}_") for hook in hooks)  # type: ignore[attr-defined]
+
+
+def kept_message(view: WeightView) -> list[str]:
+    """One line on the parameters that are not compressed, if they are a part that counts."""
+    kept = {name: t.numel() for name, t in view.rest.items() if isinstance(t, nn.Parameter)}
+    share = sum(kept.values()) / max(1, view.n_weights + sum(kept.values()))
+    if share < KEPT_FROM:
+        return []
+    names = sorted(kept, key=lambda name: -kept[name])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [
+        f"{100 * share:.0f}% of the weights are kept as they are: {', '.join(names[:3])}{more}; a rule shares them, as "
+        f"share:{names[0]}"
+    ]
 
 
 def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copy a state dict into the model in place. If some do not fit, the error lists them and none is copied."""
     target = check_fits(model, state, source)
     with torch.no_grad():
-        for name, tensor in state.items():
+        for name, tensor in without_prefix(state, target).items():
             target[name].copy_(tensor)
 
 
@@ -192,7 +262,8 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> di
 
     `state` may be on the meta device.
     """
-    target = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    target = {name: t for name, t in unwrapped(model).state_dict().items() if isinstance(t, Tensor)}
+    state = without_prefix(state, target)
     problems = [f"missing from the file: {name}" for name in target if name not in state]
     problems += [f"not in the model: {name}" for name in state if name not in target]
     problems += [text for name in state if name in target for text in _misfit(name, state[name], target[name])]

@@ -28,6 +28,7 @@ LARGEST = 2.0**100  # weights in a table are below this: its reach must be a flo
 # The hyper-priors that hold a width count as this many weights: HELD, or HELD_FOR_EACH for each weight of the largest
 # part, whichever is more. From 19 for each, no weights move a width of 0.45 by more than 5% (docs/math.md).
 HELD, HELD_FOR_EACH = 1e6, 20
+OUTLIER = 10.0  # times the 99th percentile of the magnitudes: the initial means do not reach further
 LOOK_EVERY = 256  # training steps between two checks that the table still fits; each check synchronises the GPU
 
 
@@ -157,15 +158,19 @@ class MixturePrior(nn.Module):
             loss = loss + self.config.mixing_prior.neg_log_density(log_mixing)
         return loss
 
-    def _training_sweeps(self) -> list[Sweep]:
+    def _count_step(self) -> None:
         self._steps += 1
         if self._steps % LOOK_EVERY == 0 and not _capturing():
             self.choose_method()
+
+    def _training_sweeps(self) -> list[Sweep]:
         one_in = self.config.sample_one_in
         return [sampled(find_sweep(self.means, self.config.backend, r), one_in) for r in self.reaches]
 
     def loss(self, tau: float, n_examples: int) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
+        if torch.is_grad_enabled():
+            self._count_step()
         return scaled_tau(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
@@ -187,6 +192,7 @@ class MixturePrior(nn.Module):
                 if w.grad is None and w.requires_grad:
                     w.grad = torch.zeros_like(w)
             weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+        self._count_step()
         parameters = self._normalized()
         remaining, results = iter(weight_grads), []
         for k, (part, sweep) in enumerate(zip(self.parts, self._training_sweeps(), strict=True)):
@@ -241,10 +247,21 @@ def _initial_std(view: WeightView, config: PriorConfig) -> float:
     return config.init_std if config.init_std is not None else spacing
 
 
+def _bulk(view: WeightView) -> tuple[float, float]:
+    """The range of the weights without outliers, which would spread the means over a range that has no weight."""
+    low, high = view.range()
+    far = OUTLIER * float(torch.quantile(_sample(view.gather().abs()), 0.99))
+    return (max(low, -far), min(high, far)) if max(-low, high) > far > 0 else (low, high)
+
+
+def _sample(weights: Tensor) -> Tensor:
+    return weights[:: math.ceil(len(weights) / 2**20)]  # torch.quantile takes no more than 2^24
+
+
 def _initial_means(view: WeightView, config: PriorConfig) -> Tensor:  # (components,)
     weights = view.gather()
     if config.init == "range":
-        return torch.linspace(*view.range(), config.components, dtype=weights.dtype, device=weights.device)
-    sample = weights[:: math.ceil(len(weights) / 2**20)]  # torch.quantile takes no more than 2^24
+        return torch.linspace(*_bulk(view), config.components, dtype=weights.dtype, device=weights.device)
+    sample = _sample(weights)
     centres = (torch.arange(config.components, dtype=weights.dtype, device=weights.device) + 0.5) / config.components
     return torch.quantile(sample, centres)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from softshare.network.chains import Link, find_links
 from softshare.network.weights import load_state_
+from softshare.network.wrapped import copied
 from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Units
 
@@ -25,7 +25,7 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
     that counts the padding, makes it differ from place to place. Every layer keeps at least one unit. The two functions
     agree up to float rounding.
     """
-    small = copy.deepcopy(model)
+    small = copied(model)
     if weights is not None:
         state = weights.state_dict() if isinstance(weights, QuantizedWeights) else weights
         load_state_(small, state, "the state dict")

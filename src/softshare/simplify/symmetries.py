@@ -28,6 +28,7 @@ _DEFAULTS = EncodeConfig()
 PASSES = 2  # over the layers: a layer's best order depends on its neighbours'; a second pass earned up to 0.2%
 MOST_UNITS = 1 << 12  # in a layer whose units are ordered by distance, which compares all pairs
 MOST_WEIGHTS = 1 << 24  # in such a layer and the next
+MOST_MESSAGES, MOST_NAMES = 12, 4  # layers that have a message each, and layers that one message names
 
 
 class Moved(NamedTuple):
@@ -57,7 +58,12 @@ class Simplified(NamedTuple):
     moved: dict[str, Moved]  # by tensor; in all other tensors no unit has moved
 
 
-def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> Simplified:
+def simplify(
+    model: nn.Module,
+    quantized: QuantizedWeights,
+    config: EncodeConfig = _DEFAULTS,
+    broken: Mapping[str, str] | None = None,  # layers to leave alone, with the reasons
+) -> Simplified:
     """Weights for the same function whose file, as `config` writes it, is no larger.
 
     Hidden units without effect lose their weights and biases, until no such unit is left. Then the units of each layer
@@ -68,7 +74,7 @@ def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig
     A unit stays if its incoming weights are all 0 but its constant output is not 0. Its effect would have to move into
     the next layer's biases, and the sums are in general not values of the codebook.
     """
-    links, messages = _usable_links(model, quantized)
+    links, messages = usable_links(model, quantized, broken or {})
     if not links:
         return Simplified(quantized, messages, {})
     bare, removed = _without_idle_units(quantized, links)
@@ -82,9 +88,14 @@ def simplify(model: nn.Module, quantized: QuantizedWeights, config: EncodeConfig
     candidates = (quantized, bare, ordered)
     sizes = [len(encode(candidate, config)) for candidate in candidates]
     best = sizes.index(min(sizes))
+    done = []
     for link in links:
         n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "unchanged"
-        messages.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
+        done.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
+    if len(done) > MOST_MESSAGES:
+        n, of = sum(removed.values()) if best > 0 else 0, sum(link.n_units for link in links)
+        done[MOST_MESSAGES:] = [f"... and {len(done) - MOST_MESSAGES} more layers; {n} of {of} units removed in all"]
+    messages += done
     messages.append(f"file: {sizes[0]} -> {sizes[best]} bytes")
     return Simplified(candidates[best], messages, _moved(links, orders) if best == 2 else {})
 
@@ -101,13 +112,36 @@ def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
     return moved
 
 
-def _usable_links(model: nn.Module, quantized: QuantizedWeights) -> tuple[list[Link], list[str]]:
-    """The model's links that the quantized weights share, and messages about the links that stay unchanged."""
-    links, messages = find_links(model)
+def permuted(quantized: QuantizedWeights, orders: Mapping[Link, Tensor]) -> QuantizedWeights:
+    """The network with the units of each link in this order. The function is the same if the links are true."""
+    links = list(orders)
+    indices, units = _open(quantized, links)
+    for link, u in zip(links, units, strict=True):
+        u.permute_(orders[link])
+    return _close(quantized, indices)
+
+
+def usable_links(
+    model: nn.Module, quantized: QuantizedWeights, broken: Mapping[str, str]
+) -> tuple[list[Link], list[str]]:
+    """The model's links that the quantized weights share and that are not broken, and messages about the others."""
+    links, reasons = find_links(model)
     shapes = {name: tuple(t.shape) for name, t in layout(model)[0].items()}
-    problems = [_problem(link, shapes, quantized) for link in links]
-    left = [f"{link.source}: unchanged: {text}" for link, text in zip(links, problems, strict=True) if text]
-    return [link for link, text in zip(links, problems, strict=True) if not text], [*messages, *left]
+    problems = [broken.get(link.source) or _problem(link, shapes, quantized) for link in links]
+    left = {link.source: text for link, text in zip(links, problems, strict=True) if text}
+    return [link for link in links if link.source not in left], folded(reasons | left)
+
+
+def folded(reasons: Mapping[str, str]) -> list[str]:
+    """One message per reason, with the layers that it concerns."""
+    layers: dict[str, list[str]] = {}
+    for layer, reason in reasons.items():
+        layers.setdefault(reason, []).append(layer)
+    return [
+        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}: "
+        f"unchanged: {reason}"
+        for reason, names in layers.items()
+    ]
 
 
 def _names(link: Link) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -12,9 +11,11 @@ from softshare.codec import decode, encode
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import load_state_
+from softshare.network.wrapped import copied
 from softshare.prior.prior import MixturePrior
 from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified, simplify
+from softshare.simplify.trial import broken_links
 from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
 from softshare.target.steer import Steering
 from softshare.target.trim import Cuts, Trimmed, trim_to_bytes, trim_to_error
@@ -56,7 +57,8 @@ class Budget:
     ) -> None:
         check_target(target, config)
         self.task, self.prior, self.config, self.target = task, prior, config, target
-        self._quantized, self._judged = quantized, copy.deepcopy(task.model).eval()
+        self._quantized, self._judged = quantized, copied(task.model).eval()
+        self._broken: Mapping[str, str] = {}  # links that are none for the task; known when training is done
         self.steering = Steering(
             self._resolve(target), config.retrain, task.model, prior, self._size_now, self._error_now
         )
@@ -71,6 +73,8 @@ class Budget:
 
     def trim(self, quantized: QuantizedWeights) -> Trimmed:
         """The finished network with its cheapest weights zeroed, as many as the target asks for or allows."""
+        if self.config.simplify.symmetries:
+            self._broken = broken_links(self.task, quantized)
         shared = self.prior.view.shared
         unknown = [torch.full_like(s.tensor, torch.inf) for s in shared]  # no step was hard: nothing can be cut
         curvatures = zip((s.name for s in shared), self.steering.curvatures or unknown, strict=True)
@@ -88,7 +92,7 @@ class Budget:
     def _simplify(self, quantized: QuantizedWeights) -> Simplified:
         if not self.config.simplify.symmetries:
             return Simplified(quantized, [], {})
-        return simplify(self.task.model, quantized, self.config.encode)
+        return simplify(self.task.model, quantized, self.config.encode, self._broken)
 
     def _size_now(self, exact: bool) -> int:
         quantized = self._quantized()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from softshare.errors import ConfigError
+from softshare.network.wrapped import copied, unwrapped
 from softshare.task import Task
 
 
@@ -33,7 +33,7 @@ def distilled(task: Task, teacher: nn.Module, share: float, temperature: float =
         raise ConfigError(f"temperature: expected a number above 0, got {temperature!r}")
     outputs, task_loss = task.outputs, task.loss
     device = next(task.model.parameters()).device
-    frozen = copy.deepcopy(teacher).to(device).eval().requires_grad_(False)
+    frozen = copied(unwrapped(teacher)).to(device).eval().requires_grad_(False)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():

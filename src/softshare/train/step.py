@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.hard import hard_step
@@ -100,9 +100,12 @@ class Step:
         return task_loss, loss
 
     def _task_gradients(self, batch: Any) -> Tensor:
-        task_loss = self.task.loss(self.task.model, batch)
+        task_loss, first = self.task.loss(self.task.model, batch), self._first
         self._check(task_loss)
-        task_loss.backward()
+        if task_loss.requires_grad:
+            task_loss.backward()
+        if first and self.prior:
+            _require_gradients(self.prior)
         return task_loss
 
     def _start_prior(self) -> None:
@@ -122,6 +125,17 @@ class Step:
                 "Check the model's weights and the data"
             )
         self._first = False
+
+
+def _require_gradients(prior: MixturePrior) -> None:
+    """Raise if the loss has reached no shared weight: the prior alone would shrink them all to 0."""
+    trained = [w for w in prior.view.tensors if w.requires_grad]
+    if trained and all(w.grad is None for w in trained):
+        names = ", ".join(s.name for s in prior.view.shared[:3])
+        raise ModelError(
+            f"the loss has no gradient for any shared weight ({names}, ...); Task.loss must use the model that it is "
+            "given, not another one, and not under torch.no_grad"
+        )
 
 
 def _device(task: Task) -> torch.device:

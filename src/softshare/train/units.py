@@ -89,10 +89,12 @@ class UnitPrior:
     def __init__(self, model: nn.Module, config: UnitPriorConfig | None = None) -> None:
         self.config = config or UnitPriorConfig()
         self._model = model
-        links, messages = find_links(model)
+        links, reasons = find_links(model)
         if not links:
-            why = ":\n  " + "\n  ".join(messages) if messages else ""
-            raise ModelError(f"expected hidden units in chains of Linear and Conv2d, got a model without any{why}")
+            why = "".join(f"\n  {layer}: {reason}" for layer, reason in reasons.items())
+            raise ModelError(
+                f"expected hidden units in chains of Linear and Conv2d, got a model without any{why and ':'}{why}"
+            )
         self._layers = tuple(_layer(model, link, self.config.outgoing) for link in links)
 
     def neg_log_prior(self, model: nn.Module | None = None) -> Tensor:

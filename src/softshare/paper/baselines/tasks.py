@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softshare.errors import ConfigError
+from softshare.network.wrapped import copied
 from softshare.paper.baselines.layers import Layer
 from softshare.task import Task
 
@@ -18,7 +18,7 @@ from softshare.task import Task
 def copy_of(task: Task) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(f"expected a softshare.Task, got {type(task).__name__}")
-    return dataclasses.replace(task, model=copy.deepcopy(task.model))
+    return dataclasses.replace(task, model=copied(task.model))
 
 
 def with_l2(task: Task, layers: Sequence[Layer], l2: float) -> Task:

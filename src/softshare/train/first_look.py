@@ -1,0 +1,59 @@
+"""A look at the task before it is trained: what would ruin a network in silence is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from softshare.errors import ConfigError
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.retrain import seeded
+
+CLEARLY = 0.3  # of the loss of zeros, by which that of a trained network is lower
+
+
+@torch.no_grad()
+def require_an_error(task: Task, prior: MixturePrior, seed: int) -> None:
+    """Raise if `Task.evaluate` prefers a network of zeros that has a clearly higher loss: then it is no error.
+
+    A network that is not trained yet passes: its loss is not clearly below that of zeros.
+    """
+    was_training = task.model.training
+    task.model.eval()
+    try:
+        with seeded(task.model, seed):
+            batch = next(iter(task.train), None)
+            value = None if batch is None else task.loss(task.model, batch)
+            if not isinstance(value, Tensor) or value.dim():
+                return  # training will say what is wrong with it
+            loss = float(value)
+            with _zeroed(prior.view.tensors):
+                of_zeros = float(task.loss(task.model, batch))
+                if not loss < of_zeros - CLEARLY * abs(of_zeros):
+                    return
+                zeros = float(task.evaluate(task.model))
+            error = float(task.evaluate(task.model))
+    finally:
+        task.model.train(was_training)
+    if zeros < error:
+        raise ConfigError(
+            f"Task.evaluate must return an error, where less is better. It gives {error:.4g} for the network and "
+            f"{zeros:.4g} for one whose weights are all 0, but their losses are {loss:.4g} and {of_zeros:.4g}. If it "
+            "returns an accuracy in percent, return 100 minus that"
+        )
+
+
+@contextmanager
+def _zeroed(tensors: Sequence[Tensor]) -> Iterator[None]:
+    kept = [t.detach().clone() for t in tensors]
+    try:
+        for t in tensors:
+            t.zero_()
+        yield
+    finally:
+        for t, own in zip(tensors, kept, strict=True):
+            t.copy_(own)

@@ -1,0 +1,89 @@
+"""Symmetries of `forward` that are none of the task are left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import softshare as ss
+from softshare.simplify.symmetries import folded
+from softshare.simplify.trial import broken_links
+
+Batch = tuple[Tensor, Tensor]
+KEPT = (ss.Rule("second.*", share=False),)  # no loss trains it in some of the tests
+CONFIG = ss.CompressConfig().override(epochs=3, tau=1e-6, zero_mixing=0.5, lr_weights=1e-3, rules=KEPT)
+
+
+class TwoHeads(nn.Module):
+    """`value` reads the hidden units that `forward` reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head, self.second = nn.Linear(6, 12), nn.Linear(12, 2), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.hidden(x)))
+        return logits
+
+    def value(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(torch.relu(self.hidden(x)))
+        return logits
+
+
+def make_task(loss_uses: str, evaluation_uses: str) -> ss.Task:
+    torch.manual_seed(0)
+    x = torch.randn(256, 6)
+    y = (x[:, 0] > x[:, 1]).long()
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        heads = [model(batch[0])] + ([model.value(batch[0])] if loss_uses == "both" else [])
+        return torch.stack([F.cross_entropy(logits, batch[1]) for logits in heads]).sum()
+
+    def error(model: Any) -> float:
+        logits = model.value(x) if evaluation_uses == "value" else model(x)
+        return 100 * float((logits.argmax(1) != y).double().mean())
+
+    model = TwoHeads()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) + F.cross_entropy(model.value(x), y)).backward()
+        optimizer.step()
+    return ss.Task(model, list(zip(x.split(64), y.split(64), strict=True)), loss, error, 256)
+
+
+@pytest.mark.parametrize(
+    ("loss_uses", "evaluation_uses", "reason"),
+    [("both", "forward", "the loss is"), ("forward", "value", "the evaluation gives"), ("forward", "forward", "")],
+)
+@pytest.mark.parametrize("target", [None, ss.MaxBytes(5_000)], ids=["plain", "steered"])
+def test_the_file_is_the_network_that_was_judged(
+    loss_uses: str, evaluation_uses: str, reason: str, target: ss.MaxBytes | None
+) -> None:
+    task = make_task(loss_uses, evaluation_uses)
+    compressed = ss.compress(task, CONFIG, target=target)
+    left = [text for text in compressed.messages if text.startswith("hidden: unchanged")]
+    assert bool(left) == bool(reason)
+    assert all(reason in text for text in left)
+    task.model.load_state_dict(compressed.state_dict())
+    assert task.evaluate(task.model) == pytest.approx(compressed.history[-1].validation_error, abs=1.0)
+
+
+def test_the_model_is_only_read() -> None:
+    task = make_task("both", "forward")
+    quantized = ss.MixturePrior(task.model, CONFIG.prior).quantize().quantized
+    before = {name: t.clone() for name, t in task.model.state_dict().items()}
+    assert list(broken_links(task, quantized)) == ["hidden"]
+    assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
+
+
+def test_layers_of_one_reason_share_a_message() -> None:
+    many = {f"block.{k}": "it is tied" for k in range(1000)} | {"head": "it is empty"}
+    assert folded(many) == [
+        "block.0, block.1, block.2, block.3 and 996 more: unchanged: it is tied",
+        "head: unchanged: it is empty",
+    ]
