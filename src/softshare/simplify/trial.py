@@ -59,7 +59,8 @@ def _shuffled(quantized: QuantizedWeights, links: list[Link]) -> QuantizedWeight
 class _Trial:
     def __init__(self, task: Task, quantized: QuantizedWeights) -> None:
         self._task, self._model = task, copied(task.model).eval()
-        self._batches: list[Any] = list(islice(iter(task.train), BATCHES))
+        with seeded(self._model, 0):  # a loader may draw from the global random state
+            self._batches: list[Any] = list(islice(iter(task.train), BATCHES))
 
     def loss(self, quantized: QuantizedWeights) -> float:
         """Of the network with these weights, which it has from now on."""
