@@ -161,10 +161,19 @@ def _complexity_bytes(compressed: Compressed) -> float | None:
     return complexity_bits(compressed.quantized, compressed.mixtures) / 8  # before the codebook is rounded
 
 
-@torch.no_grad()
 def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
+    try:
+        with torch.no_grad():
+            return _mean_loss(task, model, seed)
+    except ConfigError:
+        raise
+    except Exception:  # the loss may need gradients, or training mode as that of a detector does
+        return _mean_loss(task, model.train(), seed)
+
+
+def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
     with seeded(model, seed):
-        losses = [float(task.loss(model, batch)) for batch in task.train]
+        losses = [float(task.loss(model, batch).detach()) for batch in task.train]
     if not losses:
         raise ConfigError(
             "Task.train gave no batch after training; expected the batches again each time it is iterated. "

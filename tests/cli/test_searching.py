@@ -38,6 +38,7 @@ def results(folder: Path) -> list[Result]:
     return [Result.load(path) for path in sorted(folder.glob("*/result.json"))]
 
 
+@pytest.mark.slow
 def test_a_study_of_a_users_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Settings from a file, from --set and from options are held, and the others are searched."""
     (tmp_path / "my.toml").write_text("width = 0.02\ncomponents = 3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from cli_runs import Refusals, finished_run, result_of, run, tiny_experiment, write_task
-from softshare.cli.settings import PRESETS, preset_config
+from paths import ROOT
+from softshare.cli.settings import PRESETS, Settings, preset_config
+from softshare.cli.training import _recorded_pretraining
 from softshare.config import CompressConfig
 from softshare.config.text import HINTS, from_toml
+from softshare.result import Result
 from softshare.zoo import experiments
 
 
@@ -171,3 +175,14 @@ def test_results_of_other_methods_are_refused(finished: Path, tmp_path: Path, re
     ):
         (tmp_path / "result.json").write_text(json.dumps(dict[str, Any](values, **changes)))
         refused("compress", write_task(tmp_path), "--config", tmp_path / "result.json", naming=naming)
+
+
+def test_a_run_with_another_task_seed_or_start_is_no_repeat() -> None:
+    recorded = {"weights": "a.safetensors", "sha256": "0" * 64}
+    kept = Result.load(next((ROOT / "results" / "lenet-300-100" / "softshare").glob("*/result.json")))
+    settings = Settings(result=dataclasses.replace(kept, config={**kept.config, "pretrain": recorded}))
+    assert _recorded_pretraining("lenet-300-100", settings, {}, False) == recorded
+    assert _recorded_pretraining("lenet-300-100", settings, {"seed": 1}, False) is None
+    assert _recorded_pretraining("lenet-300-100", settings, {}, True) is None
+    assert _recorded_pretraining("my_task.py:make_task", settings, {}, False) is None
+    assert _recorded_pretraining("lenet-300-100", Settings(), {}, False) is None

@@ -546,6 +546,7 @@ def test_empty_tensors_beside_large_sizes_cost_nothing() -> None:
     assert [t.dense().shape for t in back.shared] == [(0, 1 << 39), (1 << 38, 0)]
 
 
+@pytest.mark.slow
 def test_many_tensors(tmp_path: Path) -> None:
     path, n = tmp_path / "m.sws", 1 << 11
     path.write_bytes(sws([book(0.5)], [entry(0, None, name(f"{k}"), sizes()) for k in range(n)]))

@@ -221,6 +221,7 @@ def test_refuses_to_write_weights_that_would_be_infinite() -> None:
 # The codebook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @settings(max_examples=20)
 @given(st.lists(st.floats(2.0**-14, 60_000, width=32), max_size=20))

@@ -65,10 +65,14 @@ def test_a_network_that_cannot_be_copied_says_so() -> None:
         copied(Stubborn())
 
 
-def test_one_memory_under_two_names_is_one_tensor() -> None:
+def test_one_memory_of_two_parameters_is_refused() -> None:
+    """A deep copy would untie them. One parameter under two names is tied."""
     model = net()
-    model.register_parameter("again", nn.Parameter(model.get_parameter("0.weight").data))
+    model.register_parameter("again", model.get_parameter("0.weight"))
     assert WeightView.of(model).tied == {"0.weight": "again"}
+    model.register_parameter("again", nn.Parameter(model.get_parameter("0.weight").data))
+    with pytest.raises(ModelError, match=r"again and 0\.weight share memory; tie them"):
+        WeightView.of(model)
 
 
 def test_views_of_one_memory_are_refused_unless_they_lie_apart() -> None:
@@ -81,6 +85,11 @@ def test_views_of_one_memory_are_refused_unless_they_lie_apart() -> None:
     model.e = nn.Parameter(whole.t())
     with pytest.raises(ModelError, match="share memory, but are not the same tensor"):
         WeightView.of(model)
+    crossed, square = nn.Module(), torch.randn(10, 10)
+    for name, part in (("a", square[:, 0]), ("b", square[0, 1:3]), ("c", square[5])):
+        crossed.register_buffer(name, part)
+    with pytest.raises(ModelError, match="a and c share memory"):
+        WeightView.of(crossed)
 
 
 @pytest.mark.parametrize(

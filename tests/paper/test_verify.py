@@ -189,6 +189,13 @@ def test_what_is_not_a_result(folder: Path) -> None:
         assert "is not a result" in only_bad(folder).differences[0]
 
 
+def test_the_folder_one_is_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / NAME)
+    (check,) = verify(".")
+    assert check.ok
+    assert check.path == "."
+
+
 def test_an_unknown_experiment(folder: Path) -> None:
     tamper(folder, experiment="my-net", file_bytes=1)
     unknown, size = only_bad(folder).differences

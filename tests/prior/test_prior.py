@@ -428,6 +428,7 @@ def test_the_width_sets_the_dead_zone(mean: float) -> None:
     assert mixture.assign(w).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixtures", [pytest.param("global", marks=pytest.mark.slow), "layer"])
 def test_a_width_is_held(mixtures: Any) -> None:
     """However hard the prior pulls: with strength k, n weights move a log-variance by about n / (2 k^2)."""

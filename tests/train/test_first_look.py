@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -77,3 +78,45 @@ def test_a_layer_that_dies_is_named_with_its_last_epoch() -> None:
     dead = [text for text in compressed.messages if "all of its weights are 0" in text]
     assert [text.partition(":")[0] for text in dead] == ["0.weight", "2.weight"]
     assert all("after epoch" in text for text in dead)
+
+
+class Auxiliary(nn.Module):
+    """With a second head in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = torch.relu(self.hidden(x))
+        return (self.head(h), self.second(h)) if self.training else self.head(h)
+
+
+def two_heads(model: nn.Module, batch: Batch) -> Tensor:
+    first, second = model(batch[0])
+    return F.cross_entropy(first, batch[1]) + F.cross_entropy(second, batch[1])
+
+
+def with_penalty(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0].clone().requires_grad_()
+    value = loss(model, (x, batch[1]))
+    (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+    return value + 0.1 * gradient.square().sum(1).mean()
+
+
+def no_zeros(model: nn.Module, batch: Batch) -> Tensor:
+    if not model(batch[0]).any():
+        raise ValueError("no logits")
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize("own", [two_heads, with_penalty, no_zeros])
+def test_a_task_that_cannot_be_asked_is_trained(own: Callable[[nn.Module, Batch], Tensor]) -> None:
+    task = make_task(0)
+    model = Auxiliary() if own is two_heads else make_task().model
+    task = dataclasses.replace(task, model=model, loss=own)
+    compressed = ss.compress(task, CONFIG.override(tau=1e-5))
+    assert any("unchanged: the loss or the evaluation fails" in text for text in compressed.messages) == (
+        own is two_heads
+    )
+    assert ss.measure(task, compressed, CONFIG.override(tau=1e-5)).error_bits > 0

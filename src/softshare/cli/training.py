@@ -178,9 +178,16 @@ def compress(
             task=options,
             watching=Watching(live, live_port, tensorboard),
             target=target,
-            pretrained=settings.result.config.get("pretrain") if settings.result else None,
+            pretrained=_recorded_pretraining(task, settings, overrides, from_scratch),
         ),
     )
+
+
+def _recorded_pretraining(task: str, settings: Settings, overrides: dict[str, Any], from_scratch: bool) -> Any:
+    """How the network of a run that is repeated was pre-trained. With another task, seed or start it is no repeat."""
+    if settings.result is None or from_scratch or "seed" in overrides or task != settings.result.experiment:
+        return None
+    return settings.result.config.get("pretrain")
 
 
 def _base(task: str) -> CompressConfig:

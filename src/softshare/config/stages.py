@@ -338,7 +338,7 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("version") != 2 or not isinstance(values.get("prior"), dict):
         return values
     values = {**values, "version": 3, "prior": dict(values["prior"])}
-    codebook, schedule = values.pop("codebook", {}), values["prior"].pop("sample_schedule", "block")
+    codebook, schedule = values.pop("codebook", None) or {}, values["prior"].pop("sample_schedule", "block")
     used = [] if not codebook.get("codebook_epochs") else ["codebook_epochs"]
     used += [] if schedule == "block" or values["prior"].get("sample_one_in") == 1 else ["sample_schedule"]
     if used:

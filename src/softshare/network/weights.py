@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -164,6 +163,10 @@ def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
     names: dict[Any, list[str]] = {}
     for name, value in state.items():
         names.setdefault(_place(value), []).append(name)
+    for aliases in names.values():
+        other = next((name for name in aliases if state[name] is not state[aliases[0]]), None)
+        if other:  # a copy of the network would untie them
+            raise ModelError(f"{aliases[0]} and {other} share memory; tie them by giving both modules one parameter")
     _require_apart({aliases[0]: state[aliases[0]] for aliases in names.values()})
     return list(names.values())
 
@@ -182,13 +185,16 @@ def _require_apart(tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(place := _place(tensor), int):
             storages.setdefault((place[0], tensor.untyped_storage().data_ptr()), []).append(name)
     for names in storages.values():
-        spans = sorted((*_span(tensors[name]), name) for name in names)
-        for (_, end, first), (start, _, second) in pairwise(spans):
-            if start < end and _overlap(tensors[first], tensors[second]):
-                raise ModelError(
-                    f"{first} and {second} share memory, but are not the same tensor (one is a view of the other); "
-                    "clone one of them, or keep only one in the state dict"
-                )
+        reaching: list[tuple[int, str]] = []  # the ends of earlier spans, and whose they are
+        for start, end, second in sorted((*_span(tensors[name]), name) for name in names):
+            reaching = [(reach, first) for reach, first in reaching if start < reach]
+            for _, first in reaching:
+                if _overlap(tensors[first], tensors[second]):
+                    raise ModelError(
+                        f"{first} and {second} share memory, but are not the same tensor (one is a view of the other); "
+                        "clone one of them, or keep only one in the state dict"
+                    )
+            reaching.append((end, second))
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

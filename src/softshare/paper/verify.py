@@ -97,7 +97,7 @@ def _check(run: Path, name: str, zoo: _Zoo) -> Check:
 
 def _place(run: Path) -> dict[str, Any]:
     """The fields that a folder EXPERIMENT/METHOD/seed-N gives a kept result. Other folders give none."""
-    experiment, method, name = ("", "", *run.parts)[-3:]
+    experiment, method, name = ("", "", *run.resolve().parts)[-3:]
     seed = name.removeprefix("seed-")
     if experiment not in EXPERIMENTS or not seed.isdecimal():
         return {}

@@ -25,17 +25,23 @@ ROUNDING = 1e-3  # of a loss: sums of floats in another order differ by far less
 SINGLE = 0.02  # of an evaluation: rounding may change the answer to single examples
 
 
-@torch.no_grad()
 def broken_links(task: Task, quantized: QuantizedWeights) -> dict[str, str]:
     """The layers whose units must stay where they are, each with the reason: units are moved, and the task judges.
 
     Each link is tried by the loss on a few batches, all that pass together by the evaluation. The model of the task is
-    only read.
+    only read. If the task cannot be asked, because its loss needs training mode, all links are broken.
     """
     links, _ = usable_links(task.model, quantized, {})
     if not links:
         return {}
-    trial = _Trial(task, quantized)
+    try:
+        return _tried(_Trial(task), quantized, links)
+    except Exception as problem:  # the user's own code, which may need training mode
+        reason = f"the loss or the evaluation fails in evaluation mode ({type(problem).__name__}: {problem})"
+        return {link.source: reason for link in links}
+
+
+def _tried(trial: _Trial, quantized: QuantizedWeights, links: list[Link]) -> dict[str, str]:
     loss, error = trial.loss(quantized), trial.error()
     broken = {
         link.source: f"with its units in another order the loss is {other:.4g}, not {loss:.4g}"
@@ -57,7 +63,7 @@ def _shuffled(quantized: QuantizedWeights, links: list[Link]) -> QuantizedWeight
 
 
 class _Trial:
-    def __init__(self, task: Task, quantized: QuantizedWeights) -> None:
+    def __init__(self, task: Task) -> None:
         self._task, self._model = task, copied(task.model).eval()
         with seeded(self._model, 0):  # a loader may draw from the global random state
             self._batches: list[Any] = list(islice(iter(task.train), BATCHES))
@@ -66,8 +72,8 @@ class _Trial:
         """Of the network with these weights, which it has from now on."""
         load_state_(self._model, quantized.state_dict(), "the quantized network")
         with seeded(self._model, 0):
-            return sum(float(self._task.loss(self._model, batch)) for batch in self._batches)
+            return sum(float(self._task.loss(self._model, batch).detach()) for batch in self._batches)
 
     def error(self) -> float:
-        with seeded(self._model, 0):
+        with seeded(self._model, 0), torch.no_grad():
             return float(self._task.evaluate(self._model))

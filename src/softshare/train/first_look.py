@@ -16,27 +16,28 @@ from softshare.train.retrain import seeded
 CLEARLY = 0.3  # of the loss of zeros, by which that of a trained network is lower
 
 
-@torch.no_grad()
 def require_an_error(task: Task, prior: MixturePrior, seed: int) -> None:
     """Raise if `Task.evaluate` prefers a network of zeros that has a clearly higher loss: then it is no error.
 
-    A network that is not trained yet passes: its loss is not clearly below that of zeros.
+    A network that is not trained yet passes: its loss is not clearly below that of zeros. So does a task that cannot be
+    asked, because its loss needs training mode or fails for zeros.
     """
     was_training = task.model.training
     task.model.eval()
     try:
         with seeded(task.model, seed):
-            batch = next(iter(task.train), None)
-            value = None if batch is None else task.loss(task.model, batch)
-            if not isinstance(value, Tensor) or value.dim():
-                return  # training will say what is wrong with it
-            loss = float(value)
+            batch = next(iter(task.train))
+            loss = float(task.loss(task.model, batch).detach())
             with _zeroed(prior.view.tensors):
-                of_zeros = float(task.loss(task.model, batch))
+                of_zeros = float(task.loss(task.model, batch).detach())
                 if not loss < of_zeros - CLEARLY * abs(of_zeros):
                     return
-                zeros = float(task.evaluate(task.model))
-            error = float(task.evaluate(task.model))
+                with torch.no_grad():
+                    zeros = float(task.evaluate(task.model))
+            with torch.no_grad():
+                error = float(task.evaluate(task.model))
+    except Exception:  # the user's own code: if something is wrong with it, training says what
+        return
     finally:
         task.model.train(was_training)
     if zeros < error:
@@ -52,8 +53,8 @@ def _zeroed(tensors: Sequence[Tensor]) -> Iterator[None]:
     kept = [t.detach().clone() for t in tensors]
     try:
         for t in tensors:
-            t.zero_()
+            t.data.zero_()
         yield
     finally:
         for t, own in zip(tensors, kept, strict=True):
-            t.copy_(own)
+            t.data.copy_(own)

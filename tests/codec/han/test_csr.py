@@ -118,6 +118,7 @@ def test_a_million_zeros_between_two_weights() -> None:
     check_round_trip(indices, (1 << 10, 1 << 5, 1 << 5), 3)
 
 
+@pytest.mark.slow
 def test_every_weight_with_a_value_of_its_own() -> None:
     check_round_trip(np.random.default_rng(0).permutation(1 << 16), (256, 256), 1 << 16)
 

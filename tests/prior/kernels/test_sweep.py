@@ -291,6 +291,7 @@ def test_in_place_takes_no_memory_of_the_gradients_size(layout: str) -> None:
 TIMES = [("torch", 3), ("numba", 3), *([("triton", 3), ("triton", 40)] if HAS_TRITON else [])]  # triton has two kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "j"), TIMES)
 def test_times_are_repetitions(backend: str, j: int) -> None:
     params, w = parameters(j, torch.float32), weights(90, torch.float32)

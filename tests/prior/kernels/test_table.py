@@ -103,6 +103,7 @@ def test_numba_makes_the_same_grid(narrowest: float) -> None:
         assert len(truth.points) <= CAPACITY
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(("seed", "narrowest"), [pytest.param(0, 0.003, marks=pytest.mark.slow), (1, 1e-9)])
 def test_triton_makes_the_same_grid_and_pads_it(seed: int, narrowest: float) -> None:
