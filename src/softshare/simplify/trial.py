@@ -22,7 +22,7 @@ from softshare.train.retrain import seeded
 
 BATCHES = 2  # that losses are compared on
 ROUNDING = 1e-3  # of a loss: sums of floats in another order differ by far less
-SINGLE = 0.02  # of an evaluation: rounding may change the answer to single examples
+SINGLE = 0.05  # of an evaluation: rounding may change the answer to one or two examples
 
 
 def broken_links(task: Task, quantized: QuantizedWeights) -> dict[str, str]:
