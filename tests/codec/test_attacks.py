@@ -50,6 +50,7 @@ def in_little_time() -> Iterator[None]:
 SLOW = {"name-amplified": pytest.mark.slow}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", [pytest.param(stem, marks=SLOW.get(stem, ())) for stem in ATTACKS])
 def test_an_attack(stem: str, capfd: pytest.CaptureFixture[str]) -> None:
     """By every way to read it. Only names that look like paths are harmless."""

@@ -43,6 +43,7 @@ def test_every_page_with_python_is_run() -> None:
     assert {page for page in PAGES if blocks("python", page.read_text())} == set(FILES)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")

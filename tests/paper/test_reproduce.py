@@ -382,6 +382,7 @@ def run(*args: object) -> int:
     return main([str(arg) for arg in args])
 
 
+@pytest.mark.slow
 def test_the_command(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--method", "scratch", "--method", "softshare", "--seeds", "1", "--device", "cpu", "--out", tmp_path]
     assert run("reproduce", NAME, *options) == 0

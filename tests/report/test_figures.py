@@ -286,6 +286,7 @@ def test_bytes_are_those_of_the_file(layers: Run) -> None:
         assert density == pytest.approx(float((load(layers.folder / "model.sws")[name] != 0).float().mean()))
 
 
+@pytest.mark.slow
 def test_labels_overlap_nothing() -> None:
     close = [(f"layer{k}.weight", 10 ** (k % 6), 0.1 + 0.01 * k, 0.5 + 0.01 * k) for k in range(12)]
     with styled():

@@ -124,6 +124,7 @@ def output(model: nn.Module, quantized: QuantizedWeights, shape: tuple[int, ...]
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "n_links", "density"),
     [
@@ -276,6 +277,7 @@ def test_tensors_that_are_not_shared_or_do_not_fit() -> None:
     assert messages == ["0: unchanged: 0.weight: expected shape (4, 8), got (4, 4)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "density"), [(EncodeConfig("han"), 0.05), (EncodeConfig(names="none"), 0.0), (EncodeConfig("han"), 1.0)]
 )

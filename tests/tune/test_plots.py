@@ -93,6 +93,7 @@ def test_no_legend_covers_a_point() -> None:
                 assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
+@pytest.mark.slow
 def test_a_single_trial_can_be_drawn() -> None:
     one = with_front([ROWS[0]])
     assert to_png(draw_front(front_data("net", one, Others()))).startswith(b"\x89PNG")

@@ -211,6 +211,7 @@ def test_a_training_that_diverges_is_pruned(tmp_path: Path) -> None:
     assert not list((tmp_path / "trials").iterdir())
 
 
+@pytest.mark.slow
 def test_a_collapsed_mixture_is_pruned(tmp_path: Path) -> None:
     row = one_pruned(tmp_path, 100.0, width=50.0)
     assert row.reason == "collapsed: every shared weight is zero"

@@ -204,6 +204,7 @@ def test_a_trial_that_ended_meanwhile_is_not_queued_again(opened: Opened) -> Non
     assert states(shared.study) == ["COMPLETE"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_queued_again_has_the_place_of_the_first(opened: Opened) -> None:
     shared = opened()
     first, second = shared.begin(), shared.begin()

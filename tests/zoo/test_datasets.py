@@ -124,6 +124,7 @@ def test_mnist_has_its_sizes_ranges_and_counts_of_digits() -> None:
     assert (train + validation).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
+@pytest.mark.slow
 def test_the_test_set_is_the_file() -> None:
     test = mnist()[2]
     assert np.array_equal(pixels(test.images).reshape(-1), raw("t10k-images-idx3-ubyte", 16))

@@ -356,6 +356,7 @@ def test_sums_are_those_of_float64_and_the_same_each_time(j: int, n: int, dtype:
     assert bool(((runs[0][0].double() - truth).abs() <= 4 * EPS * size + 1e-30).all())
 
 
+@pytest.mark.slow
 @each_backend
 def test_sums_go_to_their_rows_whatever_the_layout(device: str) -> None:
     """The rows have two, no and three tensors. Some values have another memory order than their indices."""

@@ -90,6 +90,7 @@ def test_fused_equals_reference(
     assert_as_near_as(loss_and_grads(fused(backend), [w], narrow, upstream=0.7), plain, truth)
 
 
+@pytest.mark.slow
 @each_backend
 @pytest.mark.parametrize(
     ("j", "log_var", "offset", "zero_mixing"),
@@ -329,6 +330,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_memory_does_not_grow_with_n_times_j(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n, j = 20_000, 64
