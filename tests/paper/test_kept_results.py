@@ -10,6 +10,7 @@ import pytest
 from conftest import CIFAR10
 from paths import ROOT
 from softshare.cli import main
+from softshare.paper.reproduce import reproduce
 from softshare.result import Result
 
 RESULTS = ROOT / "results"
@@ -52,3 +53,11 @@ def test_the_kept_random_trials() -> None:
     assert (len(rows), [row["trial"] for row in failed]) == (30, ["10", "20"])
     for row in rows:
         assert (row["failed"] == "True") == (float(row["validation_error"]) > 5 or row["nonzero"] == "0")
+
+
+def test_the_kept_results_are_made_by_the_recipes_of_today() -> None:
+    """Older versions of the settings do not count as other settings."""
+    said: list[str] = []
+    list(reproduce("lenet-300-100", ["softshare", "paper", "dns"], [0, 1, 2], ROOT / "results", say=said.append))
+    assert len(said) == 9
+    assert not [text for text in said if "differ" in text]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from softshare.config.stages import upgraded
 from softshare.errors import ConfigError
 from softshare.paper.baselines import OWN_ACCOUNTING
 from softshare.paper.published import ACCOUNTINGS, PAPER, Published, published
@@ -91,10 +92,10 @@ def _leaves(config: Any) -> Iterable[tuple[str, Any]]:
 
 
 def without_seed(config: Any) -> Any:
-    """A config without what may differ between results of one point."""
+    """A config, in the present version of the settings, without what may differ between results of one point."""
     if not isinstance(config, dict):
         return config
-    return {name: without_seed(value) for name, value in config.items() if name not in _NOT_THE_POINT}
+    return {name: without_seed(value) for name, value in upgraded(config).items() if name not in _NOT_THE_POINT}
 
 
 def points(results: Iterable[Result]) -> list[Point]:
