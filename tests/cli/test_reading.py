@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import safetensors.torch
 import torch
 
 import softshare as ss
-from cli_runs import Refusals, assert_same_state, copied, finished_run, result_of, run, write_task
+from cli_runs import Refusals, assert_same_state, result_of, run, write_task
 from networks import Transformer, make_task
 
 AFFINE = ("weight", "bias")  # of batch norm; its other tensors are statistics
@@ -23,29 +22,6 @@ from networks import Transformer, make_task
 def task():
     return make_task({name!r})
 """
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on every terminal. Python writes no folder of its own beside the user's files."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-
-@pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusals:
-    return Refusals(tmp_path, capsys)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the user's task. Not to be changed: see `copy`."""
-    return finished_run(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture
-def copy(finished: Path, tmp_path: Path) -> Path:
-    return copied(finished, tmp_path)
 
 
 @pytest.fixture(scope="module")

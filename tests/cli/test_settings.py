@@ -27,11 +27,6 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # no folder beside the user's files
 
 
-@pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusals:
-    return Refusals(tmp_path, capsys)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished_run(tmp_path_factory.mktemp("finished"))

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from cli_runs import Refusals, run, write_task
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on every terminal. Python writes no folder of its own beside the user's files."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-
-@pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusals:
-    return Refusals(tmp_path, capsys)
-
 
 # Devices and experiments
 

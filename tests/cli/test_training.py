@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from cli_runs import (
     TinyNet,
     assert_same_state,
     contents,
-    copied,
-    finished_run,
     result_of,
     run,
     tiny_experiment,
@@ -36,29 +33,6 @@ from softshare.config import CompressConfig, RetrainConfig
 from softshare.zoo import experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on every terminal. Python writes no folder of its own beside the user's files."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-
-@pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusals:
-    return Refusals(tmp_path, capsys)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the user's task. Not to be changed: see `copy`."""
-    return finished_run(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture
-def copy(finished: Path, tmp_path: Path) -> Path:
-    return copied(finished, tmp_path)
 
 
 @pytest.fixture
