@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from softshare.result import Result, measure
     from softshare.route import compress
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome
-    from softshare.task import Task
+    from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
 
 _HOMES = {
@@ -63,7 +63,7 @@ _HOMES = {
     "softshare.result": ("Result", "measure"),
     "softshare.route": ("compress",),
     "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome"),
-    "softshare.task": ("Task",),
+    "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -80,6 +80,7 @@ __all__ = [
     "MaxError",
     "MaxErrorIncrease",
     "MergeConfig",
+    "Metric",
     "Mixture",
     "MixturePrior",
     "Outcome",

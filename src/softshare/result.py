@@ -145,14 +145,9 @@ def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-@torch.no_grad()
 def final_error(task: Task, model: nn.Module) -> float:
-    """Error in percent by `task.test`, or by `task.evaluate` if the task has no test. The model's mode is restored."""
-    was_training = model.training
-    model.eval()
-    error = float((task.test or task.evaluate)(model))
-    model.train(was_training)
-    return error
+    """The metric by `task.test`, or by `task.evaluate` if the task has no test."""
+    return task.judge(model, final=True)
 
 
 def _complexity_bytes(compressed: Compressed) -> float | None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
 from softshare.integrations.lightning import SoftShareCallback
-from softshare.train.zeroing import Curvature
+from softshare.train.curvature import Curvature
 from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
 pytestmark = [

@@ -17,9 +17,10 @@ from softshare.compressed import Compressed, quantize_prior, simplified
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.prior.prior import MixturePrior
+from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
 from softshare.train.retrain import length_of
-from softshare.train.zeroing import Curvature, Zeroing, bit_price
+from softshare.train.zeroing import Zeroing, bit_price
 
 
 def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> CompressConfig:

@@ -75,5 +75,5 @@ class _Trial:
             return sum(float(self._task.loss(self._model, batch).detach()) for batch in self._batches)
 
     def error(self) -> float:
-        with seeded(self._model, 0), torch.no_grad():
-            return float(self._task.evaluate(self._model))
+        with seeded(self._model, 0):
+            return self._task.judge(self._model)

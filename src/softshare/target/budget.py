@@ -111,6 +111,5 @@ class Budget:
         load_state_(self._judged, state, "the decoded file")
         return self._evaluate()
 
-    @torch.no_grad()
     def _evaluate(self) -> float:
-        return float(self.task.evaluate(self._judged))
+        return self.task.judge(self._judged)

@@ -119,7 +119,7 @@ def _record(
     task.model.eval()
     with torch.no_grad():
         with quantized(prior) if hard and prior else nullcontext():
-            error = float(task.evaluate(task.model))
+            error = task.judge(task.model)
         if prior is None:
             return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
         prior_loss = float(prior.neg_log_prior())

@@ -12,8 +12,8 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
+from softshare.train.curvature import Curvature
 from softshare.train.hard import hard_step
-from softshare.train.zeroing import Curvature
 
 
 class Latent:
