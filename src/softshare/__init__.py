@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from softshare.prior.prior import MixturePrior
     from softshare.result import Result, measure
     from softshare.route import compress
-    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
     from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
 
@@ -62,7 +62,7 @@ _HOMES = {
     "softshare.prior.prior": ("MixturePrior",),
     "softshare.result": ("Result", "measure"),
     "softshare.route": ("compress",),
-    "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome"),
+    "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome", "WithinNoise"),
     "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
 }
@@ -90,6 +90,7 @@ __all__ = [
     "Rule",
     "SoftShareError",
     "Task",
+    "WithinNoise",
     "compress",
     "compress_weights",
     "export_onnx",

@@ -46,7 +46,7 @@ from softshare.target.limits import MaxBytes, Target
 from softshare.task import Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
-from softshare.train.retrain import length_of
+from softshare.train.supply import length_of
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 USUAL_STEPS = 6_000  # about those of the default 30 epochs on MNIST

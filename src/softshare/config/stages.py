@@ -14,6 +14,8 @@ from softshare._util.schema import Versioned, require, require_types
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
 from softshare.errors import ConfigError
 
+MOST_LOOKS, FEWEST_LOOKS, STEPS_PER_LOOK = 30, 10, 200  # at a run whose length is in steps
+COUNTED = 60_000  # examples that the prior is weighed against, whatever the size of the data set
 WITHOUT_A_WIDTH = (
     "init_std",
     "zero_precision_prior",
@@ -60,6 +62,7 @@ Mixtures = Literal["global", "layer"]
 Init = Literal["range", "quantile"]
 Schedule = Literal["constant", "cosine"]
 Optimizer = Literal["adam", "sgd"]
+Scaling = Literal["auto", "paper"]
 Backend = Literal["auto", "triton", "numba", "torch"]
 Method = Literal["auto", "exact", "table"]
 Codec = Literal["han", "adaptive"]
@@ -154,11 +157,23 @@ class PriorConfig:
 class RetrainConfig:
     """Retraining under the prior."""
 
-    epochs: int = option(30, "Passes over the training data.", Range(15, 60))
+    steps: int = option(
+        6000,
+        "Length of the run in optimizer steps, over as many passes as that takes or a part of one.",
+        Range(3000, 12000),
+    )
+    epochs: int | None = option(
+        None, "Length of the run in passes over the training data, in place of steps.", Range(15, 60)
+    )
     tau: float = option(
         0.03,
-        "Weight of the prior in the loss, as the paper defines it (4.1). It does not depend on the batch size.",
+        "Weight of the prior in the loss (paper, 4.1). It does not depend on the batch size.",
         Range(1e-3, 0.2, log=True),
+    )
+    scaling: Scaling = option(
+        "auto",
+        "What tau is relative to. 'auto': the loss in units that the task itself gives, so that one tau suits any data "
+        "set, loss and network. 'paper': the loss in nats, summed over all training examples (4.1).",
     )
     tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.", Range(0.0, 0.9))
     lr_weights: float = option(
@@ -177,7 +192,7 @@ class RetrainConfig:
         Range(0.05, 0.5),
     )
     zeroing: float = option(
-        0.3,
+        1.0,
         "After each epoch on quantized weights, set a weight to zero if it adds less to the loss (by curvature) than "
         "this times what tau charges for its bits. With 0 no weight is zeroed.",
         Range(0.01, 10.0, log=True),
@@ -195,7 +210,8 @@ class RetrainConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
+        require(self.steps >= 1, "steps", "at least 1", self.steps)
+        require(self.epochs is None or self.epochs >= 1, "epochs", "at least 1", self.epochs)
         require(0 <= self.tau < math.inf, "tau", "a number of at least 0", self.tau)
         require(0 <= self.tau_warmup <= 1, "tau_warmup", "a share between 0 and 1", self.tau_warmup)
         for name in ("hard_from", "distill"):
@@ -204,6 +220,15 @@ class RetrainConfig:
             require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
         require(0 < self.lr_weights < math.inf, "lr_weights", "a number above 0", self.lr_weights)
         require(-(2**63) <= self.seed < 2**64, "seed", "a whole number of 64 bits", self.seed)  # what torch takes
+
+    @property
+    def looks(self) -> int:
+        """How often the run is looked at: records, validation and zeroing come after each epoch, or so many times."""
+        return self.epochs or min(MOST_LOOKS, max(FEWEST_LOOKS, self.steps // STEPS_PER_LOOK), self.steps)
+
+    def counted(self, n_examples: int) -> int:
+        """The examples that tau is divided by."""
+        return n_examples if self.scaling == "paper" else COUNTED
 
     def tau_at(self, progress: float) -> float:
         """Tau when this share of the run is done."""
@@ -274,7 +299,7 @@ class CompressConfig(Versioned):
     docs/math.md gives the reasons.
     """
 
-    VERSION = 3
+    VERSION = 4
 
     prior: PriorConfig = field(default_factory=PriorConfig)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)
@@ -303,7 +328,14 @@ class CompressConfig(Versioned):
                 lr_mixing=2e-4,
             ),
             retrain=RetrainConfig(
-                epochs=40, tau=0.08, tau_warmup=0.6, lr_weights=2e-3, schedule="constant", hard_from=1.0, zeroing=0.0
+                epochs=40,
+                scaling="paper",
+                tau=0.08,
+                tau_warmup=0.6,
+                lr_weights=2e-3,
+                schedule="constant",
+                hard_from=1.0,
+                zeroing=0.0,
             ),
             simplify=SimplifyConfig(symmetries=False),
         )
@@ -317,7 +349,14 @@ class CompressConfig(Versioned):
         return self.retrain.seed
 
     def override(self, **values: Any) -> CompressConfig:
-        """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`."""
+        """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`.
+
+        Of the two ways to say the length of the run, the one named replaces the other.
+        """
+        if values.get("epochs") is not None and "steps" in values:
+            raise ConfigError(f"expected steps or epochs, got both: {values['steps']} and {values['epochs']}")
+        if "steps" in values:
+            values = {**values, "epochs": None}
         stages = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         changes: dict[str, dict[str, Any]] = {stage: {} for stage in stages}  # each stage is replaced once
         for name, value in values.items():
@@ -330,14 +369,15 @@ class CompressConfig(Versioned):
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings of version 2 as settings of this version. All others are returned unchanged.
+    """Recorded settings of versions 2 and 3 as settings of this version. All others are returned unchanged.
 
-    Version 2 could train codebooks after quantizing, and compute the prior on random samples. No kept result uses
-    either.
+    Version 3 had epochs alone, and the paper's tau. Version 2 could also train codebooks after quantizing, and compute
+    the prior on random samples. No kept result uses either.
     """
-    if values.get("version") != 2 or not isinstance(values.get("prior"), dict):
+    if values.get("version") not in (2, 3) or not all(isinstance(values.get(s), dict) for s in ("prior", "retrain")):
         return values
-    values = {**values, "version": 3, "prior": dict(values["prior"])}
+    retrain = {"steps": RetrainConfig.steps, "scaling": "paper", **values["retrain"]}
+    values = {**values, "version": 4, "prior": dict(values["prior"]), "retrain": retrain}
     codebook, schedule = values.pop("codebook", None) or {}, values["prior"].pop("sample_schedule", "block")
     used = [] if not codebook.get("codebook_epochs") else ["codebook_epochs"]
     used += [] if schedule == "block" or values["prior"].get("sample_one_in") == 1 else ["sample_schedule"]

@@ -19,7 +19,7 @@ from softshare.errors import ConfigError
 from softshare.prior.prior import MixturePrior
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
-from softshare.train.retrain import length_of
+from softshare.train.supply import length_of
 from softshare.train.zeroing import Zeroing, bit_price
 
 

@@ -83,7 +83,7 @@ _NO_HYPERPRIORS = _PAPER.override(
     epochs=100,
 )
 _SMOOTHED, _AUGMENTED = TaskConfig(label_smoothing=0.05), TaskConfig(augment=True)
-_OURS = CompressConfig().override(components=4, width=0.45, tau=0.05)
+_OURS = EXPERIMENTS["lenet-300-100"].compress.override(components=4, width=0.45, tau=0.05)
 _L300_OURS = _OURS.override(components=3, tau=0.02, zeroing=0.6, epochs=80)
 _L5_OURS = _OURS.override(components=2, width=0.55, epochs=120)
 _L300, _L5, _WRN = "lenet-300-100", "lenet-5-caffe", "wrn-16-4"

@@ -1,4 +1,4 @@
-"""Targets of a compression: the error it may reach, or the file size it must fit into."""
+"""Targets of a compression: what the network may lose, or the file size it must fit into; and what came of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import math
 from dataclasses import dataclass
 
 from softshare.errors import ConfigError
+from softshare.task import Metric
+
+
+@dataclass(frozen=True)
+class WithinNoise:
+    """The smallest file whose network is as good as before, within the noise of the evaluation (`Task.noise`)."""
 
 
 @dataclass(frozen=True)
@@ -22,58 +28,110 @@ class MaxBytes:
 
 @dataclass(frozen=True)
 class MaxError:
-    """The smallest file whose network has an error of at most `max_error` percent, by `Task.evaluate`."""
+    """The smallest file whose network has an error of at most `max_error`, by `Task.evaluate`.
+
+    For a metric of which more is better, it is the smallest file whose metric is at least this.
+    """
 
     max_error: float
 
     def __post_init__(self) -> None:
-        _require_percent("MaxError", self.max_error)
+        if isinstance(self.max_error, bool) or not isinstance(self.max_error, int | float):
+            raise ConfigError(f"MaxError: expected a number, got {self.max_error!r}")
+        if not math.isfinite(self.max_error):
+            raise ConfigError(f"MaxError: expected a finite number, got {self.max_error!r}")
 
 
 @dataclass(frozen=True)
 class MaxErrorIncrease:
-    """The smallest file whose error is at most `max_error_increase` percentage points above the network's before."""
+    """The smallest file whose metric is at most `max_error_increase` worse than the network's before.
+
+    It is in the unit of the metric: for an error in percent, in percentage points.
+    """
 
     max_error_increase: float
 
     def __post_init__(self) -> None:
-        _require_percent("MaxErrorIncrease", self.max_error_increase)
+        value = self.max_error_increase
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"MaxErrorIncrease: expected a number of at least 0, got {value!r}")
 
 
-Target = MaxBytes | MaxError | MaxErrorIncrease
-
-
-def _require_percent(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a number of at least 0, in percent, got {value!r}")
+Target = WithinNoise | MaxBytes | MaxError | MaxErrorIncrease
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached of its target."""
+    """What became of the network, and of the run's target if it had one. The metric is `Task.evaluate`'s."""
 
-    target: Target
-    limit: float  # bytes of the file, or percent of error
-    reached: float  # in the same unit; the error is `Task.evaluate` on the network that the file decodes to
+    target: Target | None
+    metric: Metric
+    before: float  # the metric of the network before
+    after: float  # of the network that the file decodes to
+    noise: float  # the standard error of `before`
+    limit: float | None  # the target's, in bytes or in the unit of the metric
+    n_bytes: int
+
+    @property
+    def lost(self) -> float:
+        """How much worse the metric became."""
+        return self.metric.loss(self.before, self.after)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the network is as good as before, within the noise."""
+        return self.lost <= self.noise
+
+    @property
+    def reached(self) -> float:
+        """In the unit of the limit."""
+        return self.n_bytes if isinstance(self.target, MaxBytes) else self.after
 
     @property
     def met(self) -> bool:
-        return self.reached <= self.limit
+        """Whether the target is met. A run without one has nothing to meet."""
+        if self.limit is None:
+            return True
+        return (
+            self.n_bytes <= self.limit
+            if isinstance(self.target, MaxBytes)
+            else self.metric.loss(self.limit, self.after) <= 0
+        )
 
     def to_dict(self) -> dict[str, object]:
+        target = (
+            None if self.target is None else {"kind": type(self.target).__name__, **dataclasses.asdict(self.target)}
+        )
         return {
-            "target": dataclasses.asdict(self.target),
+            "target": target,
             "limit": self.limit,
             "reached": self.reached,
             "met": self.met,
+            "before": self.before,
+            "after": self.after,
+            "noise": self.noise,
+            "kept": self.kept,
         }
 
     def __str__(self) -> str:
+        metric = self.metric
+        figures = (
+            f"{metric.name} {metric.text(self.before)} before, {metric.text(self.after)} now, on the data of `evaluate`; "
+            f"its noise is {metric.text(self.noise)}"
+        )
+        if self.kept:
+            fate = f"kept its accuracy: {figures}"
+        elif isinstance(self.target, WithinNoise):
+            fate = f"cannot be compressed without loss; the nearest that was found lost {metric.text(self.lost)}: {figures}"
+        else:
+            fate = f"lost {metric.text(self.lost)}: {figures}"
+        if self.limit is None or isinstance(self.target, WithinNoise):
+            return fate
         in_bytes = isinstance(self.target, MaxBytes)
         limit, reached = (
-            f"{value:,.0f} bytes" if in_bytes else f"{value:.4g}% validation error"
-            for value in (self.limit, self.reached)
+            f"{value:,.0f} bytes" if in_bytes else metric.text(value) for value in (self.limit, self.reached)
         )
+        bound = "at least" if metric.higher_is_better and not in_bytes else "at most"
         if self.met:
-            return f"target met: {reached}, at most {limit} allowed"
-        return f"target not met: at most {limit} allowed, the nearest that was found has {reached}"
+            return f"target met: {reached}, {bound} {limit} allowed; {fate}"
+        return f"target not met: {bound} {limit} allowed, the nearest that was found has {reached}; {fate}"

@@ -1,81 +1,54 @@
-"""Steering: retraining adjusts tau, the zero mixing and the zeroing so that the run meets its target.
+"""Steering to a size: retraining adjusts tau, the zero mixing and the zeroing so that the file fits into its bytes.
 
-For `MaxBytes`, the file is measured after each hard epoch and follows a path that reaches the budget well before the
-run ends. While the file is above the path, weights are zeroed, the cheapest first. For `MaxError`, the price of zeroing
-rises while the validation error leaves room, and falls when it does not. If the network should be larger, tau falls and
-the zero component gives weights away. Before the hard phase, tau also falls if the quantized network is far above the
-limit or has a layer with hardly any weights: such a layer passes on no gradients and cannot recover.
+The file is measured after each hard look and follows a path that reaches the budget well before the run ends. While it
+is above the path, weights are zeroed, the cheapest first. If the network should be larger, tau falls and the zero
+component gives weights away. Before the hard phase, tau also falls if a layer has hardly any weights: such a layer
+passes on no gradients and cannot recover.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
-from softshare.target.limits import MaxBytes, MaxError
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.zeroing import Zeroing, zero_cheapest_
 
 HOLD_FROM = 0.6  # share of the hard phase after which the network settles: it keeps its size and does not grow
 SPARE = 1.01  # times the budget during training; the finished network is then cut to the exact budget
 CAUTION = 0.85  # share of the bits to save: the estimate is too low when much is zeroed at once
-MOST_GROWTH, MOST_CUT = 1.1, 0.25  # of the weights, and of the bytes, in one epoch, which must make up for them
-PRICE_PULL, SIZE_PULL = 8.0, 3.0  # change of the logarithms over a whole hard phase with all room left, or none
-SLACK = 0.3  # share of the limit allowed above it at the start of the hard phase: the error falls with the rates
-SOFT_PULL = math.log(2)  # change of the logarithm of tau after a soft epoch that leaves no room
+MOST_GROWTH = 1.1  # of the weights in one look, which must make up for them
+SOFT_PULL = math.log(2)  # change of the logarithm of tau after a soft look at a layer with hardly any weights
+LEAST_TAU = 1 / 64  # of the config's: without the prior there is nothing left to quantize by
 FEWEST = 0.002  # share of a mixture's weights, at least one weight: with fewer, a layer passes nothing on
-SAFE = 0.2  # share of the allowed increase kept free during training: errors scatter, and trimming uses what is left
-REMEASURE, REMEASURE_AFTER = 0.1, 3  # change of size, or hard epochs, after which the simplified size is measured again
+REMEASURE, REMEASURE_AFTER = 0.1, 3  # change of size, or hard looks, after which the simplified size is measured again
 
 
 class Steering(Zeroing, Hook):
-    """Steering of one run. `size(exact)` is the size of the present file; if exact, of the simplified network's file.
+    """Steering of one run. `size(exact)` is the size of the present file; if exact, of the simplified network's file."""
 
-    `error()` is the validation error of the present network, quantized.
-    """
-
-    def __init__(
-        self,
-        target: MaxBytes | MaxError,
-        config: RetrainConfig,
-        model: nn.Module,
-        prior: MixturePrior,
-        size: Callable[[bool], int],
-        error: Callable[[], float],
-    ) -> None:
+    def __init__(self, max_bytes: int, config: RetrainConfig, prior: MixturePrior, size: Callable[[bool], int]) -> None:
         super().__init__(config.zeroing)
-        self.target, self.config, self.model, self.prior = target, config, model, prior
-        self.size, self.error = size, error
-        self.curvatures: Sequence[Tensor] = ()  # the latest ones
-        self._start = 0.0  # bytes at the first hard epoch
-        self._growth = 1.0  # wanted for the next epoch
-        # At the last exact measurement: plain bytes, the exact size as a share of them, and the epochs since then.
+        self.budget, self.config, self.prior, self.size = SPARE * max_bytes, config, prior, size
+        self._is_hard = False
+        self._start = 0.0  # bytes at the first hard look
+        self._growth = 1.0  # wanted until the next look
+        # At the last exact measurement: plain bytes, the exact size as a share of them, and the looks since then.
         self._measured, self._ratio, self._age = 0, 1.0, 0
-        self._error_before = 0.0
-        self._room = 0.0  # left below a limit on the error by the last epoch, from -1 (far above the limit) to 1
-        self._fits = False  # whether the last epoch met a limit on the error
-        self._best: tuple[tuple[bool, float], int, Any] | None = None  # merit (less is better), epoch, state
 
     def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
-        self.curvatures = curvatures
-        if isinstance(self.target, MaxBytes):
-            now, budget = self._bytes(), SPARE * self.target.max_bytes
-            self._start = self._start or max(now, budget)
-            goal = budget * (self._start / budget) ** (self._unsettled(progress) ** 2)
-            self._growth = goal / now
-            if now > goal:
-                zero_cheapest_(prior, curvatures, CAUTION * 8 * (now - goal))
-        elif progress < 1 and self._room > -1:
-            # After the last epoch, trimming does this by measured errors. The gradients of a broken network do not
-            # tell what its weights are worth.
-            zero_cheapest_(prior, curvatures, CAUTION * 8 * MOST_CUT * self.size(False), self.zeroing * price)
+        self._is_hard = True
+        now = self._bytes()
+        self._start = self._start or max(now, self.budget)
+        goal = self.budget * (self._start / self.budget) ** (self._unsettled(progress) ** 2)
+        self._growth = goal / now
+        if now > goal:
+            zero_cheapest_(prior, curvatures, CAUTION * (1 - goal / now))
 
     def _unsettled(self, progress: float) -> float:
         """Falls from 1 at the start of the hard phase to 0 where the network settles."""
@@ -90,49 +63,18 @@ class Steering(Zeroing, Hook):
         return plain * self._ratio
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """The recorded error is that of the network before it grows: new weights need an epoch to find their place."""
+        """The recorded error is that of the network before it grows: new weights need a look to find their place."""
         if record.epoch == 0:
-            self._error_before = record.validation_error
             return
-        unsettled = self._unsettled(record.epoch / self.config.epochs)
-        if isinstance(self.target, MaxError):
-            error = record.validation_error if self.curvatures else self.error()
-            self._judge(self.target.max_error, error, unsettled)
-            if self.curvatures:
-                self._keep_best(self.target.max_error, record)
-        elif not self.curvatures:
-            self._growth = SPARE * self.target.max_bytes / self.size(False)
-        if not self.curvatures and is_starved(self.prior):
-            self._growth = max(self._growth, math.exp(SOFT_PULL))
-        self.tau_scale = min(1.0, self.tau_scale / self._growth)
-        if unsettled and self._growth > 1:  # in the soft phase, only tau can fall
-            grow_(self.prior, min(MOST_GROWTH, self._growth) if self.curvatures else 1.0)
-
-    def _judge(self, limit: float, error: float, unsettled: float) -> None:
-        allowed = max(limit - self._error_before, 0.1 * limit, 1e-6)
-        self._room = min(1.0, max(-1.0, ((1 + SLACK * unsettled) * limit - error) / allowed - SAFE))
-        if not self.curvatures:
-            self._growth = math.exp(-SOFT_PULL * self._room)
-            return
-        epochs = self.config.epochs * (1 - self.config.hard_from)
-        self.zeroing *= math.exp(PRICE_PULL * self._room / epochs)
-        self._growth = math.exp(-SIZE_PULL * self._room / epochs)
-
-    def _keep_best(self, limit: float, record: EpochRecord) -> None:
-        self._fits = record.validation_error <= limit
-        merit = (not self._fits, self.size(False) if self._fits else record.validation_error)
-        if self._best is None or merit <= self._best[0]:
-            state = copy.deepcopy((self.model.state_dict(), self.prior.state_dict()))
-            self._best = merit, record.epoch, state
-
-    def settle_(self) -> int | None:
-        """After retraining, restore the best network if the last one is above an error limit. Returns its epoch."""
-        if self._best is None or self._best[1] == self.config.epochs or self._fits:
-            return None
-        _, epoch, (model, prior) = self._best
-        self.model.load_state_dict(model)
-        self.prior.load_state_dict(prior)
-        return epoch
+        if not self._is_hard:
+            self._growth = self.budget / self.size(False)
+            if is_starved(self.prior):
+                self._growth = max(self._growth, math.exp(SOFT_PULL))
+        self.tau_scale = min(1.0, max(LEAST_TAU, self.tau_scale / self._growth))
+        if (
+            self._unsettled(record.epoch / self.config.looks) and self._growth > 1
+        ):  # in the soft phase, only tau can fall
+            grow_(self.prior, min(MOST_GROWTH, self._growth) if self._is_hard else 1.0)
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,12 +19,6 @@ NEAR = 0.99  # share of a budget in bytes that is near enough
 MOST_TRIES = 16
 FIRST_STEP = 0.01  # share of the bits that all weights could save
 HALVINGS = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Trimmed:
-    simplified: Simplified
-    reached: float  # bytes, or percent of error
 
 
 class Cuts:
@@ -56,58 +49,56 @@ class Cuts:
 
 def trim_to_bytes(
     cuts: Cuts, limit: int, simplify: Callable[[QuantizedWeights], Simplified], size: Callable[[QuantizedWeights], int]
-) -> Trimmed:
+) -> Simplified:
     """The largest file found within the limit, usually within 1% of it. If no file fits, the smallest."""
 
-    def at(bits: float) -> Trimmed:
+    def at(bits: float) -> tuple[Simplified, int]:
         simplified = simplify(cuts.saving(bits))
-        return Trimmed(simplified, size(simplified.quantized))
+        return simplified, size(simplified.quantized)
 
-    best = whole = at(0.0)
-    if whole.reached <= limit:
-        return whole
+    best, reached = at(0.0)
+    whole = reached
+    if whole <= limit:
+        return best
     low, high = 0.0, cuts.total  # bits saved that are too few, and that are enough
     aim = (1 + NEAR) / 2 * limit
-    bits = 8 * (whole.reached - aim)
+    bits = 8 * (whole - aim)
     for _ in range(MOST_TRIES):
-        if NEAR * limit <= best.reached <= limit or high - low < 1:
+        if NEAR * limit <= reached <= limit or high - low < 1:
             break
         bits = bits if low < bits < high else (low + high) / 2
-        tried = at(bits)
-        if tried.reached <= limit:
+        tried, n_bytes = at(bits)
+        if n_bytes <= limit:
             high = bits
-            best = tried if best.reached > limit or tried.reached > best.reached else best
+            if reached > limit or n_bytes > reached:
+                best, reached = tried, n_bytes
         else:
             low = bits
-        saved = whole.reached - tried.reached
-        bits *= (whole.reached - aim) / saved if saved > 0 else 2
-    return best if best.reached <= limit else at(cuts.total)
+        saved = whole - n_bytes
+        bits *= (whole - aim) / saved if saved > 0 else 2
+    return best if reached <= limit else at(cuts.total)[0]
 
 
 def trim_to_error(
-    cuts: Cuts,
-    limit: float,
-    simplify: Callable[[QuantizedWeights], Simplified],
-    error: Callable[[QuantizedWeights], float],
-) -> Trimmed:
-    """The network with the most weights zeroed for which the error was found to be within the limit."""
+    cuts: Cuts, fits: Callable[[QuantizedWeights], bool], simplify: Callable[[QuantizedWeights], Simplified]
+) -> Simplified:
+    """The network with the most weights zeroed that was found to fit. If none fits, the network as it is."""
     fitting, step = [0.0], FIRST_STEP * cuts.total
     tried = step
-    while tried < cuts.total and error(cuts.saving(tried)) <= limit:
+    while tried < cuts.total and fits(cuts.saving(tried)):
         fitting.append(tried)
         step *= 2
         tried += step
     low, high = fitting[-1], min(tried, cuts.total)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if error(cuts.saving(middle)) <= limit:
+        if fits(cuts.saving(middle)):
             fitting.append(middle)
             low = middle
         else:
             high = middle
     for bits in reversed(fitting):  # simplifying changes the order of float sums, which rarely changes an answer
         simplified = simplify(cuts.saving(bits))
-        trimmed = Trimmed(simplified, error(simplified.quantized))
-        if trimmed.reached <= limit:
+        if fits(simplified.quantized):
             break
-    return trimmed
+    return simplified

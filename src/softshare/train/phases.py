@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from softshare.config import RetrainConfig
@@ -15,13 +16,18 @@ from softshare.train.step import Latent
 from softshare.train.zeroing import Zeroing
 
 
+class Stopped(Exception):
+    """Raised by a hook to end the present phase."""
+
+
 class Phases(Hook):
     """Epochs are numbered across phases. Each phase starts with a record of its own, at the epoch where the phase
     before it ended: it shows the network as pruning or sharing has left it.
     """
 
-    def __init__(self, task: Task, epochs: int, hooks: Sequence[Hook]) -> None:
+    def __init__(self, task: Task, epochs: int, hooks: Sequence[Hook], unit: float = 1.0) -> None:
         self.task, self.epochs, self.hooks = task, epochs, hooks
+        self.unit = unit  # of the task's loss; the history has it as the user knows it
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
         self._started = False
@@ -43,8 +49,10 @@ class Phases(Hook):
         prior: MixturePrior | None = None,
         zeroing: Zeroing | None = None,
     ) -> None:
-        retrain_(self.task, prior, config, [self], latent, zeroing)
-        self._done += config.epochs
+        """If a hook raises `Stopped`, the phase ends there."""
+        with suppress(Stopped):
+            retrain_(self.task, prior, config, [self], latent, zeroing)
+        self._done = self.history[-1].epoch
 
     def on_prior(self, prior: MixturePrior | None) -> None:
         for hook in self.hooks:
@@ -61,7 +69,7 @@ class Phases(Hook):
             hook.on_step(self._done + epoch, step)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        record = dataclasses.replace(record, epoch=self._done + record.epoch)
+        record = dataclasses.replace(record, epoch=self._done + record.epoch, task_loss=self.unit * record.task_loss)
         self.history += (record,)
         for hook in self.hooks:
             hook.on_epoch(record)

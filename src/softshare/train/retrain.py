@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError, DivergedError
+from softshare.errors import DivergedError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.captured import CapturedStep
@@ -21,6 +21,7 @@ from softshare.train.distill import distilled
 from softshare.train.hard import quantized
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.step import Latent, Step
+from softshare.train.supply import Supply
 from softshare.train.zeroing import Zeroing, bit_price
 
 CHECK_EVERY = 50  # steps between two checks of the loss; each check synchronises the GPU
@@ -46,20 +47,20 @@ def retrain_(
     if config.distill:
         task = distilled(task, task.model, config.distill)
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
-    steps = length_of(task.train)
     zeroing = zeroing or Zeroing(config.zeroing)
+    supply = Supply(task.train, config)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
         run_step.latent.push_()
         for hook in hooks:
             hook.on_prior(prior)
-            hook.on_start(config.epochs, steps)
-        for epoch in range(config.epochs + 1):
+            hook.on_start(config.looks, supply.steps_per_look)
+        for epoch in range(config.looks + 1):
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)
             try:
                 if epoch > 0:
-                    task_loss, tau, steps = _train_epoch(task, prior, run_step, config, epoch, steps, hooks, zeroing)
+                    task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks, zeroing)
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
@@ -75,42 +76,39 @@ def retrain_(
     return tuple(history)
 
 
-def _train_epoch(
+def _train_until(
+    look: int,
+    supply: Supply,
     task: Task,
     prior: MixturePrior | None,
     run_step: Step,
     config: RetrainConfig,
-    epoch: int,
-    expected_steps: int | None,
     hooks: Sequence[Hook],
     zeroing: Zeroing,
-) -> tuple[float, float, int]:  # mean task loss, tau of the last step, steps
+) -> tuple[float, float]:  # mean task loss, and tau of the last step
     task.model.train()
+    counted = config.counted(task.n_examples)
     if prior:
         prior.choose_method()
     run_step.sums.zero_()
     step, tau = 0, 0.0
-    for step, batch in enumerate(task.train, start=1):
-        progress = (epoch - 1 + (step - 1) / max(step, expected_steps or 0)) / config.epochs
+    for step, (batch, progress) in enumerate(supply.until(look), start=1):
         tau = config.tau_at(progress) * zeroing.tau_scale if prior else 0.0
-        run_step.set(tau, config.decay_at(progress))
+        run_step.set(tau * task.n_examples / counted, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
         if step % CHECK_EVERY == 0:
             _require_finite("the loss", float(run_step.sums[1]))
         for hook in hooks:
-            hook.on_step(epoch, step)
-    if step == 0:
-        again = "" if epoch == 1 else f" in epoch {epoch}. It must give its batches each time it is iterated"
-        raise ConfigError(f"Task.train: expected at least one batch, got none{again}")
+            hook.on_step(look, step)
     _require_finite("the loss", float(run_step.sums[1]))
     for name, parameter in task.model.named_parameters():  # no loss has seen the last step yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
-        curvatures = run_step.curvature.estimate(task.n_examples / step)
-        zeroing.zero_(prior, curvatures, bit_price(tau, task.n_examples), epoch / config.epochs)
-    return float(run_step.sums[0]) / step, tau, step
+        curvatures = run_step.curvature.estimate(supply.batch_size(task.n_examples))
+        zeroing.zero_(prior, curvatures, bit_price(tau, counted), look / config.looks)
+    return float(run_step.sums[0]) / step, tau
 
 
 def _record(
@@ -148,14 +146,6 @@ def _record(
 def _require_finite(what: str, value: float) -> None:
     if not math.isfinite(value):
         raise FloatingPointError(f"{what} became {value}")
-
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, or None if they do not know it."""
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:  # no length, or a DataLoader over a dataset without one
-        return None
 
 
 def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:

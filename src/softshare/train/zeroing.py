@@ -22,7 +22,7 @@ def bit_price(tau: float, n_examples: int) -> float:
 
 
 class Zeroing:
-    """What happens to the weights after each hard epoch, and how strongly the prior pulls until then."""
+    """What happens to the weights after each hard look, and how strongly the prior pulls until then."""
 
     tau_scale = 1.0
 
@@ -32,6 +32,7 @@ class Zeroing:
     def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
         """`price` is tau's price of a bit, in nats of mean loss. `progress` is the share of the run that is done."""
         zero_cheap_(prior, curvatures, self.zeroing * price)
+        take_common_(prior, curvatures, self.zeroing * price)
 
 
 @torch.no_grad()
@@ -46,12 +47,28 @@ def zero_cheap_(
 
 
 @torch.no_grad()
-def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], bits: float, price: float = math.inf) -> None:
-    """Zero the weights that cost least per bit, until about `bits` are saved. Spare weights that cost the price."""
+def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], share: float) -> None:
+    """Zero the weights that cost least per bit, until about this share of all bits is saved."""
     found = list(_costs(prior, curvatures))
-    masks = Cheapest([(cost, own) for _, cost, own in found]).saving(bits, price)
-    for (w, _, _), mask in zip(found, masks, strict=True):
+    cheapest = Cheapest([(cost, own) for _, cost, own in found])
+    for (w, _, _), mask in zip(found, cheapest.saving(share * cheapest.total), strict=True):
         w.masked_fill_(mask.view_as(w), 0.0)
+
+
+@torch.no_grad()
+def take_common_(prior: MixturePrior, curvatures: Sequence[Tensor], price: float) -> None:
+    """Give each weight that is not 0 the value whose bits it is worth: to move by d costs h d^2 / 2."""
+    curvature = iter(curvatures)
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        for w in part.tensors:
+            index, h = mixture.assign(w).view_as(w), next(curvature)
+            bits, own = -torch.log2(_shares(index, len(mixture))), mixture.mean[index]
+            best, least = index, price * bits[index]
+            for k in range(1, len(mixture)):
+                cost = 0.5 * h * (mixture.mean[k] - own) ** 2 + price * bits[k]
+                better = (cost < least) & (index != 0)
+                best, least = best.masked_fill(better, k), torch.where(better, cost, least)
+            w.copy_(torch.where(best == index, w, mixture.mean[best]))
 
 
 def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -90,9 +107,9 @@ class Cheapest:
         """The bits that all weights save together."""
         return float(self._saved[-1]) if len(self._saved) else 0.0
 
-    def saving(self, bits: float, price: float = math.inf) -> tuple[Tensor, ...]:  # bool, flat, of each tensor
-        """The first weights that together save `bits`, and each cost less than the price."""
-        n = min(int(torch.searchsorted(self._saved, bits)) + 1, int(torch.searchsorted(self._prices, price)))
+    def saving(self, bits: float) -> tuple[Tensor, ...]:  # bool, flat, of each tensor
+        """The first weights that together save `bits`."""
+        n = min(int(torch.searchsorted(self._saved, bits)) + 1, len(self._places))
         mask = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._places.device)
         mask[self._places[:n]] = True
         masks: tuple[Tensor, ...] = mask.split(self._sizes)
@@ -106,16 +123,23 @@ def bits_saved(
     """The bits that each weight would save as a zero: log2((1 - p) / p) - log2 q.
 
     p is the chance that it is non-zero, by the densities of its row and its column. q is the share of its value among
-    the non-zero weights. Zeros save nothing.
+    the non-zero weights. A weight is no evidence of its own presence, so all of these are counts of the others. Zeros
+    save nothing.
     """
     matrix = index.reshape(len(index), -1) if index.dim() else index.reshape(1, 1)
     alive = (matrix != 0).float()
-    density = (alive.sum() + 0.5) / (alive.numel() + 1)
-    rows = (alive.sum(1, keepdim=True) + density) / (alive.shape[1] + 1)
-    columns = (alive.sum(0, keepdim=True) + density) / (alive.shape[0] + 1)
+    n_rows, n_columns = alive.shape
+    density = (alive.sum() - 0.5).clamp(min=0.5) / alive.numel()
+    rows = ((alive.sum(1, keepdim=True) - 1).clamp(min=0) + density) / n_columns
+    columns = ((alive.sum(0, keepdim=True) - 1).clamp(min=0) + density) / n_rows
     p = (rows * columns / density).clamp(max=0.5)
+    saved = torch.log2((1 - p) / p) - torch.log2(_shares(index, n_values))[matrix]
+    return torch.where(matrix != 0, saved, 0.0).view_as(index)
+
+
+def _shares(index: Tensor, n_values: int) -> Tensor:  # (n_values,)
+    """The share of each value among the other non-zero weights."""
     counts = torch.stack([(index == k).sum() for k in range(n_values)]).float()
     counts[0] = 0
-    q = (counts + 0.5) / (counts.sum() + 0.5 * n_values)
-    saved = torch.log2((1 - p) / p) - torch.log2(q)[matrix]
-    return torch.where(matrix != 0, saved, 0.0).view_as(index)
+    others = (counts.sum() - 1).clamp(min=0)
+    return ((counts - 1).clamp(min=0) + 0.5) / (others + 0.5 * n_values)

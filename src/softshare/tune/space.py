@@ -79,6 +79,8 @@ def _has_part(config: CompressConfig, name: str, value: Any) -> bool:
     """What is switched off is not searched: the paper has neither widths nor a hard phase."""
     if name in ("hard_from", "zeroing"):
         return config.retrain.hard_from < 1 and bool(value)
+    if name == "steps":
+        return config.retrain.epochs is None
     return value is not None
 
 

@@ -62,6 +62,7 @@ class Experiment:
     mixed_precision: bool = False  # in training on a GPU
 
 
+_COMPRESS = CompressConfig().override(epochs=30, scaling="paper", zeroing=0.3)  # what the kept results were made with
 EXPERIMENTS = {
     e.name: e
     for e in (
@@ -71,7 +72,7 @@ EXPERIMENTS = {
             make_model=LeNet300100,
             batch_size=256,
             pretrain=RetrainConfig(epochs=15, lr_weights=4e-3),
-            compress=CompressConfig(),
+            compress=_COMPRESS,
             paper=PaperRow(1.89, 1.94, 4.3, 64),
         ),
         Experiment(
@@ -80,7 +81,7 @@ EXPERIMENTS = {
             make_model=LeNet5Caffe,
             batch_size=256,
             pretrain=RetrainConfig(epochs=10, lr_weights=2e-3),
-            compress=CompressConfig(),
+            compress=_COMPRESS,
             paper=PaperRow(0.88, 0.97, 0.5, 162),
         ),
         Experiment(
@@ -89,7 +90,7 @@ EXPERIMENTS = {
             make_model=WRN164,
             batch_size=128,
             pretrain=RetrainConfig(epochs=100, optimizer="sgd", lr_weights=0.1, weight_decay=5e-4),
-            compress=CompressConfig().override(rest_dtype="float16"),
+            compress=_COMPRESS.override(rest_dtype="float16"),
             paper=PaperRow(6.48, 8.50, 6.6, 45),
             label_smoothing=0.0,
             augmentation=Augmentation(shift=4, mirror=True),

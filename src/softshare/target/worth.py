@@ -1,0 +1,35 @@
+"""What each weight of a finished network is worth: the curvature of the loss by it, measured on a few batches."""
+
+from __future__ import annotations
+
+import copy
+from itertools import islice
+
+from torch import Tensor
+
+from softshare.config import RetrainConfig
+from softshare.prior.prior import MixturePrior
+from softshare.task import Task
+from softshare.train.curvature import Curvature
+from softshare.train.hard import quantized
+from softshare.train.retrain import seeded
+from softshare.train.supply import Supply
+
+BATCHES = 100
+
+
+def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[str, Tensor]:
+    """By name, of the mean loss of the quantized network, on the CPU. The network is as before afterwards."""
+    state, curvature = copy.deepcopy(task.model.state_dict()), Curvature(prior)
+    supply = Supply(task.train, config)
+    task.model.train()
+    with seeded(task.model, config.seed):
+        for batch in islice(supply.endless(), BATCHES):
+            task.model.zero_grad()
+            with quantized(prior):
+                task.loss(task.model, batch).backward()
+            curvature.note_()
+    task.model.zero_grad()
+    task.model.load_state_dict(state)  # the buffers of batch norm
+    found = curvature.estimate(supply.batch_size(task.n_examples))
+    return {s.name: c.cpu() for s, c in zip(prior.view.shared, found, strict=True)}
