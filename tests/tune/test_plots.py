@@ -9,7 +9,7 @@ from softshare.config import Range
 from softshare.errors import NotAvailableError
 from softshare.report.style import to_png, to_svg
 from softshare.task import Metric
-from softshare.tune.plots import Others, Points, draw_front, draw_settings, front_data, settings_data
+from softshare.tune.plots import Others, Points, draw_front, draw_settings, front_data, loss_label, settings_data
 from softshare.tune.trials import Row, with_front
 
 SPACE = {"tau": Range(0.001, 0.1, log=True), "hard_from": Range(0.0, 0.5)}
@@ -113,3 +113,28 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotAvailableError, match=r"pip install 'softshare\[report\]'"):
         draw_front(front_data("net", ROWS, Others(), Metric()))
+
+
+def test_what_is_lost_of_another_metric() -> None:
+    """A trial that loses accuracy is as far up as one whose error rises by as much."""
+    accuracy = Metric("accuracy", "%", higher_is_better=True)
+    turned = [
+        dataclasses.replace(
+            row,
+            **{name: 100 - value for name in FIGURES if (value := getattr(row, name)) is not None},
+        )
+        for row in ROWS
+    ]
+    ours, theirs = front_data("net", turned, Others(), accuracy), front_data("net", ROWS, Others(), Metric())
+    for mine, other in ((ours.file, theirs.file), (ours.paper, theirs.paper)):
+        for name in ("trials", "pruned", "front", "tested"):
+            assert flat(getattr(mine, name)) == pytest.approx(flat(getattr(other, name)))
+    assert (ours.loss, theirs.loss) == ("accuracy lost, percent points", "accuracy lost, percent points")
+    assert loss_label(Metric("PSNR", "dB", higher_is_better=True)) == "PSNR lost, dB"
+    assert loss_label(Metric("loss", "")) == "rise of the loss"
+    settings = settings_data("net", turned, SPACE, accuracy)
+    assert settings.metric == "accuracy"
+    assert "with the accuracy" in to_svg(draw_settings(settings), "s")
+
+
+FIGURES = ("validation_error_before", "validation_error", "test_error_before", "test_error")

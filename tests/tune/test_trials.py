@@ -41,6 +41,12 @@ def test_the_front_is_what_no_other_beats(values: list[tuple[int, int]]) -> None
     assert sizes == sorted(sizes, key=lambda n: n or 0)
 
 
+def test_the_front_of_a_metric_that_should_be_high() -> None:
+    accuracy = Metric("accuracy", "%", higher_is_better=True)
+    rows = with_front([row(0, 90.0, 10), row(1, 95.0, 20), row(2, 92.0, 30), row(3, 80.0, 10)], accuracy)
+    assert [one.on_front for one in rows] == [True, True, False, False]
+
+
 def test_pruned_trials_are_on_no_front() -> None:
     rows = with_front(
         [row(0, 2.0, 100), row(1, 50.0, 10, state="pruned"), row(2, None, None, state="pruned")], Metric()

@@ -108,7 +108,7 @@ def open_study(
     study.set_metric_names([f"{'-' * metric.higher_is_better}validation {metric.label}", "bytes"])
     ours = json.loads(json.dumps(settings))
     theirs = study.user_attrs.get(_SETTINGS, ours)
-    if differing := [key for key in ours if theirs.get(key) != ours[key]]:
+    if differing := [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)]:
         raise ConfigError(
             f"the study {name!r} has other settings ({', '.join(differing)}); give those it was begun with, another "
             "--study, or another --out"
