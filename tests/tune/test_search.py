@@ -291,9 +291,10 @@ def test_a_study_of_a_metric_that_should_be_high(tmp_path: Path) -> None:
         assert f"trial {row.trial}: accuracy {row.validation_error:.2f}%," in said[row.trial]
     study = optuna.load_study(study_name=untrained.name, storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert study.metric_names == ["-validation accuracy %", "bytes"]
-    with pytest.raises(ConfigError, match=r"has other settings \(metric\)"):
-        loss = Metric("parameters", "")
-        tune(job(tmp_path, task=dataclasses.replace(untrained, metric=loss)), StudyConfig(trials=2, error_bound=0.0))
+    for other in (Metric("parameters", ""), Metric()):
+        task = dataclasses.replace(untrained, metric=other, evaluate=lambda model: {"parameters": 1, "error": 1})
+        with pytest.raises(ConfigError, match=r"has other settings \(metric\)"):
+            tune(job(tmp_path, task=task), StudyConfig(trials=2, error_bound=0.0))
 
 
 @pytest.mark.parametrize(
