@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from softshare.errors import ConfigError, NotANumberError
 
+COUNTED: Any = None  # a number that the task counts itself
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -78,7 +80,7 @@ class Task:
     train: Iterable[Any]  # batches, iterated once per epoch: a list or a DataLoader, not a generator
     loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss over the batch, 0-d
     evaluate: Callable[[nn.Module], float | Mapping[str, float]]  # model -> the metric; by default error in percent
-    n_examples: int = None  # type: ignore[assignment]  # terms of the loss in one epoch; None: counted here
+    n_examples: int = COUNTED  # terms of the mean loss in one epoch; None: the examples are counted
     test: Callable[[nn.Module], float | Mapping[str, float]] | None = None
     name: str = "custom"
     dataset: str = "custom"
