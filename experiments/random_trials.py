@@ -109,7 +109,7 @@ def run(trial: int, start: Path, options: argparse.Namespace) -> Row:
         compressed = compress(task, config)
     except DivergedError:
         return Row(trial, True, math.nan, 0, 0, time.perf_counter() - began, settings)
-    error, nonzero = task.evaluate(load_copy(task.model, compressed.state_dict())), compressed.quantized.n_nonzero
+    error, nonzero = task.judge(load_copy(task.model, compressed.state_dict())), compressed.quantized.n_nonzero
     failed = not nonzero or error > options.limit
     size, seconds = len(compressed.to_bytes()), time.perf_counter() - began
     return Row(trial, failed, error, size, nonzero, seconds, settings)

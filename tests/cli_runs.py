@@ -52,6 +52,17 @@ def write_task(folder: Path, extra: str = "", name: str = "net.py") -> str:
     return f"{folder / name}:task"
 
 
+# The same, judged by its accuracy, with its loss beside it.
+ACCURATE = """
+def measures(model):
+    return {"accuracy": 100 - error(model), "loss": float(torch.stack([loss(model, b) for b in data]).mean())}
+
+
+def task():
+    return make_task(evaluate=measures, metric=softshare.Metric("accuracy", "%", higher_is_better=True))
+"""
+
+
 def run(*args: object) -> int:
     return main([str(arg) for arg in args])
 

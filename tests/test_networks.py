@@ -27,7 +27,7 @@ NORMS = {  # what is not shared
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_route(name: str, tmp_path: Path) -> None:
     task = make_task(name, epochs=6)
-    before = task.evaluate(task.model)
+    before = task.judge(task.model)
     compressed = ss.compress(task, CONFIG)
     size = compressed.save(tmp_path / "model.sws")
     quantized = decode((tmp_path / "model.sws").read_bytes())
@@ -36,7 +36,7 @@ def test_the_whole_route(name: str, tmp_path: Path) -> None:
 
     fresh = make_task(name).model
     ss.load_into_(fresh, tmp_path / "model.sws")
-    assert task.evaluate(fresh) <= before + 5
+    assert task.judge(fresh) <= before + 5
     result = ss.measure(task, compressed, CONFIG, model=fresh)
     assert result.file_bytes == size
     assert result.error_after == task.evaluate(fresh)

@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import softshare
-from softshare.codec import load_into_
+from softshare.codec import decode, load_into_
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig, EncodeConfig, Gamma, MergeConfig, PriorConfig
-from softshare.errors import ConfigError, FormatError
+from softshare.errors import ConfigError, FormatError, NotANumberError
 from softshare.prior.mixture import Mixture
 from softshare.prior.prior import MixturePrior
 from softshare.quantization.description_length import complexity_bits, entropy_bits
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 from softshare.result import Result, final_error, load_copy, measure
-from softshare.task import Task
+from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord
 
 Batch = tuple[Tensor, Tensor]
@@ -319,3 +319,74 @@ def test_what_a_result_may_leave_open(tmp_path: Path) -> None:
 def test_a_missing_result_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.json"):
         Result.load(tmp_path / "none.json")
+
+
+# Metrics
+
+
+def test_a_result_says_its_metric_and_the_other_measures(tmp_path: Path) -> None:
+    def measures(model: nn.Module) -> dict[str, float]:
+        return {"loss": 1.5, "score": weighted_sum(model), "size": 3}
+
+    score = Metric("score", "dB", higher_is_better=True)
+    task, config = make_task(test=measures, metric=score), CompressConfig()
+    out = compressed(task, config.encode)
+    result = measure(task, out, config)
+    assert result.metric == score
+    assert result.error_before == weighted_sum(task.model.eval())
+    assert result.others == {"loss": [1.5, 1.5], "size": [3.0, 3.0]}
+    result.save(tmp_path / "result.json")
+    assert Result.load(tmp_path / "result.json") == result
+    values = json.loads((tmp_path / "result.json").read_text())
+    assert values["schema"] == 1
+    assert values["metric"] == {"name": "score", "unit": "dB", "higher_is_better": True}
+    assert measure(task, out, config, error_before=7.5).others is None  # nothing else is known of before
+    given = measure(task, out, config, error_before={"score": 7.5, "loss": 2})
+    assert (given.error_before, given.others) == (7.5, {"loss": [2, 1.5]})
+
+
+def test_results_without_a_metric_have_the_error_in_percent(tmp_path: Path) -> None:
+    result, path = measured(make_task())[0], tmp_path / "result.json"
+    assert (result.metric, result.others) == (Metric(), None)
+    older = {k: v for k, v in dataclasses.asdict(result).items() if k not in ("metric", "others")}
+    path.write_text(json.dumps(older))
+    assert Result.load(path) == result
+    path.write_text(json.dumps(older | {"metric": {"name": "loss", "unit": 3}}))
+    with pytest.raises(FormatError, match=r"unit: expected text, got 3"):
+        Result.load(path)
+
+
+def test_a_metric_that_is_nan_in_the_end() -> None:
+    task, config = make_task(test=lambda model: math.nan), CompressConfig()
+    with pytest.raises(NotANumberError, match=r"Task\.test returned nan for the error of the network"):
+        measure(task, compressed(task, config.encode), config, error_before=1.0)
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "unknown"])
+def test_batches_count_by_their_size_in_the_training_loss(form: str) -> None:
+    """Twenty examples in batches of 15 and 5. If sizes cannot be seen, both batches count the same."""
+    x, y = data()
+    pairs = [(x[:15], y[:15]), (x[15:], y[15:])]
+
+    class Hidden:
+        def __init__(self, pair: Batch) -> None:
+            self.pair = pair
+
+    forms: dict[str, Any] = {
+        "tuple": pairs,
+        "dict": [{"id": "a", "x": a, "y": b} for a, b in pairs],
+        "unknown": [Hidden(pair) for pair in pairs],
+    }
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        a, b = batch if form == "tuple" else (batch["x"], batch["y"]) if form == "dict" else batch.pair
+        return F.cross_entropy(model(a), b)
+
+    task = make_task(train=forms[form], loss=loss)
+    result, out = measured(task)
+    fresh = load_copy(task.model, decode(out.to_bytes(), like=task.model).state_dict())
+    with torch.no_grad():
+        first, second = (float(F.cross_entropy(fresh(a), b)) for a, b in pairs)
+    mean = (first + second) / 2 if form == "unknown" else (15 * first + 5 * second) / 20
+    assert first != pytest.approx(second)
+    assert result.error_bits == pytest.approx(20 * mean / math.log(2), rel=1e-5)

@@ -1,6 +1,6 @@
 """softshare: from a trained PyTorch network to a file many times smaller that loads back.
 
-    task = softshare.Task(model=model, train=loader, loss=loss_fn, evaluate=error_fn, n_examples=60_000)
+    task = softshare.Task.from_loaders(model, train_loader, val_loader, nn.CrossEntropyLoss())
     compressed = softshare.compress(task)
     compressed.save("model.sws")
     softshare.load_into_(model, "model.sws")
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from softshare.datafree.compress_weights import FittedWeights, compress_weights
     from softshare.errors import SoftShareError
     from softshare.export import export_onnx, load_sparse
+    from softshare.loaders import task_from_loaders as task_from_loaders  # for `Task.from_loaders`
     from softshare.network.batchnorm import reestimate_batch_norm_
     from softshare.prior.mixture import Mixture
     from softshare.prior.prior import MixturePrior
@@ -57,6 +58,7 @@ _HOMES = {
     "softshare.datafree.compress_weights": ("FittedWeights", "compress_weights"),
     "softshare.errors": ("SoftShareError",),
     "softshare.export": ("export_onnx", "load_sparse"),
+    "softshare.loaders": ("task_from_loaders",),
     "softshare.network.batchnorm": ("reestimate_batch_norm_",),
     "softshare.prior.mixture": ("Mixture",),
     "softshare.prior.prior": ("MixturePrior",),

@@ -35,6 +35,10 @@ class NotAvailableError(SoftShareError):
     """A package, a device or a dataset is missing on this machine."""
 
 
+class NotANumberError(SoftShareError, FloatingPointError):
+    """The metric of a network is NaN. In training this becomes a `DivergedError`."""
+
+
 class DivergedError(SoftShareError):
     """Training produced a NaN or infinite loss. `state` is the model's state dict after the last good epoch."""
 

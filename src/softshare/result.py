@@ -23,7 +23,7 @@ from softshare.errors import ConfigError, FormatError
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
-from softshare.task import Task
+from softshare.task import Metric, Task, examples_in
 from softshare.train.retrain import seeded
 
 SCHEMA = 1
@@ -38,8 +38,8 @@ class Result:
     method: str
     dataset: str
     seed: int
-    error_before: float  # percent, test
-    error_after: float  # percent, test, of the network that the file decodes to
+    error_before: float  # the value of `metric` on the test set; by default it is the error in percent
+    error_after: float  # the same of the network that the file decodes to
     n_weights: int  # parameters of the model
     n_nonzero: int
     n_components: int  # distinct values of shared weights, zero included
@@ -56,6 +56,8 @@ class Result:
     config: dict[str, Any]
     published_ratio: float | None = None  # of a baseline, by the accounting of its own paper
     outcome: dict[str, Any] | None = None  # the target, its limit, what was reached, whether it is met
+    metric: Metric = Metric()  # what the errors are; older results do not say, and have the error in percent
+    others: dict[str, Any] | None = None  # what else the task measures: name -> [before, after]
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -96,12 +98,13 @@ def measure(
     config: RunConfig,
     *,
     method: str = "softshare",
-    error_before: float | None = None,
+    error_before: float | Mapping[str, float] | None = None,
     model: nn.Module | None = None,
 ) -> Result:
     """Encode, decode, load into a copy of `model` (default: `task.model`), and measure that on the test set.
 
-    Without `error_before`, the error before compression is that of `task.model`, which `compress` does not change.
+    Without `error_before`, the error before compression is that of `task.model`, which `compress` does not change. It
+    may be a dict of all that the task measures, as `Task.judge_all` gives it.
     """
     if config.encode != compressed.config:
         raise ConfigError(
@@ -112,14 +115,17 @@ def measure(
     model = load_copy(task.model if model is None else model, decoded.state_dict())
     han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
     n_weights = sum(p.numel() for p in model.parameters())
+    before = task.judge_all(task.model, final=True) if error_before is None else error_before
+    before = before if isinstance(before, Mapping) else {task.metric.name: before}
+    after = task.judge_all(model, final=True)
     return Result(
         schema=SCHEMA,
         experiment=task.name,
         method=method,
         dataset=task.dataset,
         seed=config.seed,
-        error_before=final_error(task, task.model) if error_before is None else error_before,
-        error_after=final_error(task, model),
+        error_before=before[task.metric.name],
+        error_after=after[task.metric.name],
         n_weights=n_weights,
         n_nonzero=sum(int(p.count_nonzero()) for p in model.parameters()),
         n_components=decoded.n_components,
@@ -135,7 +141,15 @@ def measure(
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
         config=config.to_dict(),
         outcome=compressed.outcome.to_dict() if compressed.outcome else None,
+        metric=task.metric,
+        others=other_measures(task, before, after),
     )
+
+
+def other_measures(task: Task, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any] | None:
+    """What a task measures beside its metric: name -> [before, after]. None if there is nothing else."""
+    names = [name for name in after if name in before and name != task.metric.name]
+    return {name: [before[name], after[name]] for name in names} or None
 
 
 def load_copy(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -167,14 +181,18 @@ def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
 
 
 def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
+    """The mean over examples: a batch counts by its size, or all count the same if a size is not known."""
     with seeded(model, seed):
-        losses = [float(task.loss(model, batch).detach()) for batch in task.train]
-    if not losses:
+        found = [(float(task.loss(model, batch).detach()), examples_in(batch)) for batch in task.train]
+    if not found:
         raise ConfigError(
             "Task.train gave no batch after training; expected the batches again each time it is iterated. "
             "Give a DataLoader or a list, not a generator"
         )
-    return sum(losses) / len(losses)
+    sizes = [n for _, n in found if n]
+    if len(sizes) < len(found):
+        sizes = [1] * len(found)
+    return sum(n * loss for n, (loss, _) in zip(sizes, found, strict=True)) / sum(sizes)
 
 
 def _device_name(model: nn.Module) -> str:

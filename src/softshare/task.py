@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, NotANumberError
+
+COUNTED: Any = None  # a number that the task counts itself
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,30 @@ class Metric:
     unit: str = "%"
     higher_is_better: bool = False
 
-    def text(self, value: float) -> str:
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"Metric.name: expected a text such as 'accuracy', got {self.name!r}")
+        if not isinstance(self.unit, str):
+            raise ConfigError(f"Metric.unit: expected a text such as '%' or '', got {self.unit!r}")
+        if not isinstance(self.higher_is_better, bool):
+            raise ConfigError(f"Metric.higher_is_better: expected True or False, got {self.higher_is_better!r}")
+
+    @property
+    def label(self) -> str:
+        """The name with its unit, for the head of a column: 'error %', 'loss'."""
+        return f"{self.name} {self.unit}".rstrip()
+
+    def number(self, value: float, more_digits: int = 0) -> str:
+        """The value without its unit: '1.62', '0.0123'."""
+        return f"{value:.{2 + more_digits}f}" if self.unit == "%" else f"{value:.{4 + more_digits}g}"
+
+    def text(self, value: float, more_digits: int = 0) -> str:
         """The value with its unit: '1.62%', '0.0123', '31.2 dB'."""
-        number = f"{value:.2f}" if self.unit == "%" else f"{value:.4g}"
-        return number + (self.unit if self.unit in ("", "%") else f" {self.unit}")
+        return self.number(value, more_digits) + (self.unit if self.unit in ("", "%") else f" {self.unit}")
+
+    def badness(self, value: float) -> float:
+        """A number that is smaller for a better value: the value itself, or its negative if higher is better."""
+        return -value if self.higher_is_better else value
 
     def loss(self, before: float, after: float) -> float:
         """How much worse `after` is than `before`. It is negative if `after` is better."""
@@ -42,17 +64,23 @@ class Metric:
 class Task:
     """What softshare must know about a network: how to train it and how to judge it.
 
+    `Task.from_loaders` makes one from two DataLoaders and a loss function.
+
     `evaluate` is called during training and for model selection, so it should read held-out training data. `test` is
     called only for the final figures. Without `test`, `evaluate` gives those too. Both return a number, or a dict of
     numbers of which `metric.name` is the one to judge by. `outputs` is needed only for distillation, which compares the
     logits of the network with those of its teacher.
+
+    `n_examples` is the number of terms that the mean loss has in one epoch. The prior weighs tau / `n_examples` against
+    that loss. Usually it is the number of training examples, and it is counted if you leave it out. If the loss is a
+    mean over words or pixels, give their number.
     """
 
     model: nn.Module  # pre-trained
     train: Iterable[Any]  # batches, iterated once per epoch: a list or a DataLoader, not a generator
     loss: Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss over the batch, 0-d
     evaluate: Callable[[nn.Module], float | Mapping[str, float]]  # model -> the metric; by default error in percent
-    n_examples: int  # training examples in one epoch
+    n_examples: int = COUNTED  # terms of the mean loss in one epoch; None: the examples are counted
     test: Callable[[nn.Module], float | Mapping[str, float]] | None = None
     name: str = "custom"
     dataset: str = "custom"
@@ -69,8 +97,8 @@ class Task:
         for name in ("test", "outputs", "noise"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigError(f"Task.{name}: expected a function or None, got {getattr(self, name)!r}")
-        if not isinstance(self.n_examples, int) or self.n_examples < 1:
-            raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
+        if not isinstance(self.metric, Metric):
+            raise ConfigError(f"Task.metric: expected a softshare.Metric, got {self.metric!r}")
         if not hasattr(self.train, "__iter__") and not hasattr(self.train, "__getitem__"):
             raise ConfigError(f"Task.train: expected an iterable of batches, got {type(self.train).__name__}")
         if isinstance(self.train, Iterator):
@@ -78,9 +106,67 @@ class Task:
                 f"Task.train: expected batches that every epoch can iterate, got a {type(self.train).__name__}, which "
                 "can be iterated only once. Give a list or a DataLoader"
             )
+        if self.n_examples is None:
+            object.__setattr__(self, "n_examples", count_examples(self.train))
+        if not isinstance(self.n_examples, int) or isinstance(self.n_examples, bool) or self.n_examples < 1:
+            raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
+        batches = _length(self.train)
+        if batches is not None and self.n_examples < batches:
+            raise ConfigError(
+                f"Task.n_examples: expected at least one example for each of the {batches} batches in Task.train, got "
+                f"{self.n_examples}. Give the number of examples in one epoch, or leave it out"
+            )
+
+    @classmethod
+    def from_loaders(
+        cls,
+        model: nn.Module,
+        train_loader: Iterable[Any],
+        val_loader: Iterable[Any],
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        metric: Any = None,
+        *,
+        test_loader: Iterable[Any] | None = None,
+        higher_is_better: bool | None = None,
+        n_examples: int | None = None,
+        name: str = "custom",
+        dataset: str = "custom",
+    ) -> Task:
+        """A task from DataLoaders and a loss function such as `nn.CrossEntropyLoss()`.
+
+        A batch is a tuple of the model's inputs and a target, a dict that the model takes by name, or a tensor that is
+        both input and target. `loss_fn(output, target)` returns the mean loss. Without it, the model's output must have
+        a `loss`, as that of a Hugging Face model has. The target in a dict has the name `labels`, `label`, `targets` or
+        `target`. Tensors are moved to the model's device.
+
+        `metric` is one of 'error', 'accuracy', 'mse', 'mae', 'loss' and 'perplexity'; an object with the methods
+        `update`, `compute` and `reset`, as those of torchmetrics; a function of all outputs and all targets; or a dict
+        of these, of which the first judges the network. By default it is the error in percent for a classifier, and the
+        mean loss for other networks. `higher_is_better` is needed for a function, and for an object that does not say.
+
+        `val_loader` has held-out training data. `test_loader` is read only for the final figures.
+        """
+        import softshare  # through the package, because loaders live in a layer above this one
+
+        return softshare.task_from_loaders(
+            model,
+            train_loader,
+            val_loader,
+            loss_fn,
+            metric,
+            test_loader=test_loader,
+            higher_is_better=higher_is_better,
+            n_examples=n_examples,
+            name=name,
+            dataset=dataset,
+        )
 
     def judge(self, model: nn.Module, *, final: bool = False) -> float:
         """The metric of a network, by `evaluate`, or by `test` if `final`. The network's mode is restored."""
+        return self.judge_all(model, final=final)[self.metric.name]
+
+    def judge_all(self, model: nn.Module, *, final: bool = False) -> dict[str, float]:
+        """All numbers that `evaluate` or `test` gives, by name. A number alone has the name of the metric."""
         was_training, function = model.training, "test" if final and self.test else "evaluate"
         model.eval()
         try:
@@ -88,14 +174,61 @@ class Task:
                 found = getattr(self, function)(model)
         finally:
             model.train(was_training)
-        if isinstance(found, Mapping):
-            if self.metric.name not in found:
-                raise ConfigError(
-                    f"Task.{function}: expected the metric {self.metric.name!r}, got a dict with {', '.join(found)}. "
-                    "Name one of these in Task(metric=Metric(...))"
-                )
-            found = found[self.metric.name]
-        value = float(found)
+        name, all_found = self.metric.name, found if isinstance(found, Mapping) else {self.metric.name: found}
+        if name not in all_found:
+            raise ConfigError(
+                f"Task.{function}: expected the metric {name!r}, got a dict with {', '.join(map(str, all_found))}. "
+                "Name one of these in Task(metric=Metric(...))"
+            )
+        numbers = {str(key): _number(value) for key, value in all_found.items()}
+        value = numbers[name]
+        if value is None:
+            raise ConfigError(
+                f"Task.{function}: expected a number, or a dict of numbers, got {type(all_found[name]).__name__}"
+                + (f" for {name!r}" if isinstance(found, Mapping) else "")
+            )
         if math.isnan(value):
-            raise FloatingPointError(f"Task.{function} returned {value}")
-        return value
+            raise NotANumberError(f"Task.{function} returned {value} for the {name} of the network")
+        return {key: number for key, number in numbers.items() if number is not None}
+
+
+def _number(value: Any) -> float | None:
+    """The number, or None if it is none: other entries of a dict may be anything."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def examples_in(batch: Any) -> int | None:
+    """The first dimension of the first tensor in a batch, found through dicts, tuples and lists. None if unknown."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((n for part in parts if (n := examples_in(part)) is not None), None)
+
+
+def count_examples(batches: Iterable[Any]) -> int:
+    """The examples of one epoch: those that a DataLoader draws, or else the sizes of all batches.
+
+    The global random state is kept.
+    """
+    batched = getattr(batches, "batch_size", 1) is not None or getattr(batches, "batch_sampler", None) is not None
+    for owner in ("sampler", "dataset") if batched else ():  # if not, each item of the dataset is a batch
+        if (n := _length(getattr(batches, owner, None))) is not None:
+            return n
+    if _length(batches) is None:  # a stream, which may not end
+        raise ConfigError("Task.n_examples: batches without a length cannot be counted. Give n_examples")
+    with torch.random.fork_rng(devices=[]):
+        sizes = [examples_in(batch) for batch in batches]
+    known = [n for n in sizes if n is not None]
+    if len(known) < len(sizes):
+        raise ConfigError("Task.n_examples: the batches hold no tensors that could be counted. Give n_examples")
+    return sum(known)
+
+
+def _length(values: Any) -> int | None:
+    try:
+        return len(values)
+    except (TypeError, NotImplementedError):  # no length, or a DataLoader over a dataset without one
+        return None

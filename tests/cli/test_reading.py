@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 import softshare as ss
-from cli_runs import Refusals, assert_same_state, result_of, run, write_task
+from cli_runs import ACCURATE, Refusals, assert_same_state, result_of, run, write_task
 from networks import Transformer, make_task
 
 AFFINE = ("weight", "bias")  # of batch norm; its other tensors are statistics
@@ -146,6 +146,12 @@ def test_evaluate_says_when_the_result_is_not_the_files(copy: Path, capsys: pyte
         (copy / "result.json").write_text(json.dumps(good | change))
         assert run("evaluate", copy) == 1
         assert "The file and result.json differ." in capsys.readouterr().out
+
+
+def test_evaluate_with_another_metric_is_refused(finished: Path, tmp_path: Path, refused: Refusals) -> None:
+    spec = write_task(tmp_path, ACCURATE)
+    naming = "expected a task that is judged by 'error %', as in result.json, got 'accuracy %'"
+    refused("evaluate", finished, "--task", spec, naming=naming)
 
 
 def test_evaluate_with_another_task(finished: Path, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
+import softshare as ss
 from softshare.cli import main, template
 from softshare.result import Result
 
@@ -17,8 +19,12 @@ from softshare.result import Result
 def test_the_parts_of_the_template_fit_together() -> None:
     model, data = template.make_model(), template.make_data()
     batches = DataLoader(data, batch_size=100)
-    assert template.loss(model, next(iter(batches))).shape == ()
-    assert 0 < template.error(model, batches) < 100
+    task = ss.Task.from_loaders(model, batches, batches, template.LOSS, template.METRIC)
+    x, y = data.tensors
+    with torch.no_grad():
+        assert task.judge(model) == pytest.approx(100 * float((model(x).argmax(1) != y).double().mean()))
+    assert task.loss(model, next(iter(batches))).shape == ()
+    assert (task.metric, task.n_examples) == (ss.Metric(), 8_000)
 
 
 @pytest.mark.slow

@@ -7,9 +7,12 @@ import re
 from rich.console import Console
 from rich.table import Table
 
-from softshare.cli.tables import account_table, file_table, result_table
+from softshare.cli.tables import account_table, check_table, file_table, front_table, others_table, result_table
 from softshare.codec import FileInfo, TensorInfo
+from softshare.paper.verify import Check
 from softshare.result import Result
+from softshare.task import Metric
+from softshare.tune.trials import Row
 from softshare.zoo.experiments import PaperRow
 
 RESULT = Result(
@@ -187,3 +190,48 @@ def test_markup_in_a_name_is_shown() -> None:
     text = render(file_table(FileInfo(1, "han", 60, (tensor,)), "runs/[red]/model.sws"))
     assert "heads.[bold].weight" in column(text, 0)
     assert "runs/[red]/model.sws" in text
+
+
+# Other metrics
+
+
+def test_a_result_of_another_metric() -> None:
+    loss = dataclasses.replace(
+        RESULT, metric=Metric("PSNR", "dB", True), error_before=31.234567, error_after=0.000123456
+    )
+    assert rows(render(result_table(loss, None))) == [
+        ["", "PSNR dB", "non-zero %", "bytes", "ratio"],
+        ["softshare (the file)", "31.23 -> 0.0001235", "4.3", "12,345", "86.4"],
+    ]
+    odd = dataclasses.replace(RESULT, metric=Metric("mAP[small]", ""))
+    assert "mAP[small]" in render(result_table(odd, None))
+
+
+def test_other_measures() -> None:
+    text = render(others_table({"loss": [0.123456, 1.0], "[F1]": [0.5, 0.25]}))
+    assert rows(text) == [["", "before", "after"], ["loss", "0.1235", "1"], ["[F1]", "0.5", "0.25"]]
+
+
+def test_the_front_of_a_study_by_its_metric() -> None:
+    best = Row(3, "complete", "", 97.5, 96.25, 1_000, 20.0, 15.0, 9.0, {}, True, 97.0, 95.0)
+    assert rows(render(front_table([best], "front", Metric("accuracy", "%", True)))) == [
+        ["trial", "validation accuracy %", "test accuracy %", "bytes", "ratio"],
+        ["3", "97.50 -> 96.25", "97.00 -> 95.00", "1,000", "20.0"],
+    ]
+    untested = dataclasses.replace(best, test_error_before=None, test_error=None)
+    assert rows(render(front_table([untested], "front", Metric("loss", ""))))[1][1:3] == ["97.5 -> 96.25", "-"]
+
+
+def test_checks_of_one_metric_and_of_several() -> None:
+    error, loss = Check("a", 10, 1.5), Check("b", 20, 0.25, metric=Metric("loss", ""))
+    assert [row[:3] for row in rows(render(check_table([error, Check("c", None, None)], "runs")))] == [
+        ["file", "bytes", "error %"],
+        ["a", "10", "1.50"],
+        ["c", "-", "-"],
+    ]
+    assert [row[2] for row in rows(render(check_table([loss], "runs")))] == ["loss", "0.25"]
+    assert [row[2] for row in rows(render(check_table([error, loss], "runs")))] == [
+        "metric",
+        "error 1.50%",
+        "loss 0.25",
+    ]

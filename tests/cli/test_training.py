@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import softshare
 from cli_runs import (
+    ACCURATE,
     RUN_FILES,
     Refusals,
     TinyNet,
@@ -28,8 +30,10 @@ from cli_runs import (
     tiny_experiment,
     write_task,
 )
-from softshare.cli.run_task import _few_steps
+from softshare.cli.run_task import _advice, _few_steps
 from softshare.config import CompressConfig, RetrainConfig
+from softshare.result import Result
+from softshare.task import Metric
 from softshare.zoo import experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
@@ -135,6 +139,59 @@ def test_compress_says_when_the_error_rose(
     assert (few in text) == (advice is not None)
     result = result_of(tmp_path / "run")
     assert (result["error_before"], result["error_after"]) == (5.0, after)  # of `test`, not of `evaluate`
+
+
+def test_a_task_is_shown_by_its_own_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The network is the one of `finished`, so the accuracy is what its error leaves of 100."""
+    spec = write_task(tmp_path, ACCURATE)
+    assert run("compress", spec, "--epochs", 2, "--seed", 7, "--out", tmp_path / "run") == 0
+    text = capsys.readouterr().out
+    result = result_of(tmp_path / "run")
+    assert result["metric"] == {"name": "accuracy", "unit": "%", "higher_is_better": True}
+    assert result["error_before"] == 100 - 100 * round(64 * (1 - result["error_before"] / 100)) / 64
+    shown = f"{result['error_before']:.2f} -> {result['error_after']:.2f}"
+    before, after = result["others"]["loss"]
+    assert "accuracy %" in text
+    assert shown in text
+    assert "error %" not in text
+    assert re.search(rf"loss +│ +{before:.4g} +│ +{after:.4g}", text)
+    assert run("evaluate", tmp_path / "run") == 0
+    assert f"accuracy {result['error_after']:.4f}% (result.json: " in capsys.readouterr().out
+    assert run("verify", tmp_path / "run", "--task", spec) == 0
+    assert "accuracy %" in capsys.readouterr().out
+    assert run("report", tmp_path / "run") == 0
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    assert f"<b>{result['error_after']:.2f}%</b><span>accuracy after</span>" in page
+    assert "Validation accuracy" in page
+    assert "alidation error" not in page
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "said"),
+    [
+        (Metric("accuracy", "%", True), 97.5, 96.0, "The accuracy fell from 97.50% to 96.00%."),
+        (Metric("accuracy", "%", True), 97.5, 96.5, ""),
+        (Metric("accuracy", "%", True), 96.0, 97.5, ""),
+        (Metric("loss", ""), 0.25, 0.3, "The loss rose from 0.25 to 0.3."),
+        (Metric("loss", ""), 0.25, 0.27, ""),
+    ],
+)
+def test_advice_says_the_metric(metric: Metric, before: float, after: float, said: str, finished: Path) -> None:
+    result = Result.load(finished / "result.json")
+    result = dataclasses.replace(result, metric=metric, error_before=before, error_after=after)
+    advice = _advice(result, before, CompressConfig())
+    assert advice.startswith(said)
+    assert bool(advice) == bool(said)
+    quantized = _advice(result, before, CompressConfig().override(hard_from=1.0))
+    assert ("So quantizing caused it" in quantized) == bool(said)
+
+
+def test_a_metric_that_is_nan_in_the_end_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_task(tmp_path, "def task():\n    return make_task(test=lambda model: float('nan'))")
+    assert run("compress", spec, "--epochs", 1, "--out", tmp_path / "run") == 2
+    message = capsys.readouterr().err
+    assert "Task.test returned nan for the error of the network" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from softshare.report.run import Run
 from softshare.report.style import styled, to_png
 from softshare.result import Result
 from softshare.target.limits import MaxBytes
+from softshare.task import Metric
 
 PAPER = ("--config", "paper", "--mixing-prior", "alpha=90,beta=2", "--merge-threshold", 0.5, "--init-std", 0.05)
 
@@ -334,6 +335,33 @@ def test_curves_are_the_history(layers: Run) -> None:
     assert math.isnan(curves["Task loss"].lines[""][0])
     assert curves["Complexity cost by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in layers.history]
+
+
+def test_the_first_curve_is_the_tasks_metric(layers: Run) -> None:
+    assert layers.result is not None
+    for metric, title, unit in (
+        (Metric(), "Validation error", "percent"),
+        (Metric("accuracy", "%", True), "Validation accuracy", "percent"),
+        (Metric("PSNR", "dB", True), "Validation PSNR", "dB"),
+    ):
+        result = dataclasses.replace(layers.result, metric=metric)
+        curve = curves_data(dataclasses.replace(layers, result=result))[0]
+        assert (curve.title, curve.unit) == (title, unit)
+
+
+def test_a_run_under_way_has_its_metric_from_the_film(layers: Run) -> None:
+    assert layers.frames is not None
+    metric = Metric("PSNR", "dB", True)
+    about = {**layers.frames.about, "metric": dataclasses.asdict(metric)}
+    begun = dataclasses.replace(layers, result=None, frames=dataclasses.replace(layers.frames, about=about))
+    assert begun.metric == metric
+    assert curves_data(begun)[0].title == "Validation PSNR"
+    del about["metric"]
+    older = dataclasses.replace(begun, frames=dataclasses.replace(layers.frames, about=about))
+    assert older.metric == dataclasses.replace(begun, frames=None).metric == Metric()
+    about["metric"] = {"name": 3}
+    with pytest.raises(ConfigError, match="the film's metric"):
+        _ = older.metric
 
 
 def test_densities_of_0_and_1_are_drawn() -> None:

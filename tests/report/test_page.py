@@ -22,6 +22,7 @@ from softshare.report.page import Figure, Page, Table, render, render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
 from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
+from softshare.task import Metric
 
 PICTURES = {plot.name for plot in FIGURES}
 ODD = """</script></title></pre><i class=odd onclick="x()">'&amp;{{ 7 * 7 }}"""
@@ -148,8 +149,8 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
     ("target", "reached", "card"),
     [
         (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
-        (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.5% validation error; 2.75% reached</span>"),
-        (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2% validation error; 1.5% reached</span>"),
+        (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.50% validation error; 2.75% reached</span>"),
+        (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2.00% validation error; 1.50% reached</span>"),
     ],
 )
 def test_a_target_is_in_the_headline(written: Path, target: Target, reached: float, card: str) -> None:
@@ -307,3 +308,24 @@ def test_values_are_shown_where_a_finger_taps(written: Path, tab: Browser) -> No
         tab.tap("h1")
         assert tab.run(shown) == "none"
     assert tab.problems == []
+
+
+def test_the_page_says_the_metric(written: Path) -> None:
+    run = Run.load(written)
+    assert run.result is not None
+    assert run.frames is not None
+    metric = Metric("PSNR", "dB", higher_is_better=True)
+    outcome = {"target": {"max_error": 30.0}, "limit": 30.0, "reached": 30.5, "met": True}
+    result = dataclasses.replace(
+        run.result, metric=metric, error_before=31.25, error_after=30.5, others={"<loss>": [0.5, 0.75]}, outcome=outcome
+    )
+    none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
+    header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
+    assert "<b>31.25 dB</b><span>PSNR before</span>" in header
+    assert "<b>30.5 dB</b><span>PSNR after</span>" in header
+    assert "<b>0.5 → 0.75</b><span>&lt;loss&gt;</span>" in header
+    assert "<b>met</b><span>target: at least 30 dB validation PSNR; 30.5 dB reached</span>" in header
+    frames = dataclasses.replace(run.frames, about={**run.frames.about, "metric": dataclasses.asdict(metric)})
+    begun = dataclasses.replace(run, result=None, frames=frames)
+    value = metric.text(run.history[-1]["validation_error"])
+    assert f"<b>{value}</b><span>validation PSNR</span>" in render_page(begun, none).partition("</header>")[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from report_runs import compress
 from softshare.errors import NotAvailableError
 from softshare.report.run import Run
 from softshare.report.tensorboard import TensorBoardLog
+from softshare.task import Metric
+from softshare.train.hooks import EpochRecord
 
 
 def test_tensorboard_reads_the_history(tmp_path: Path) -> None:
@@ -31,3 +34,16 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch
     with pytest.raises(NotAvailableError, match=r"softshare\[tensorboard\]"):
         TensorBoardLog(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_curve_of_a_metric_has_its_name(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path, Metric("accuracy", "%", True))
+    log.on_start(1, 1)
+    log.on_epoch(EpochRecord(0, 0.0, 0.0, math.nan, 0.0, 0.0, 97.5, 0))
+    log.on_end()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert "validation_error" not in read.Tags()["scalars"]
+    assert [event.value for event in read.Scalars("validation_accuracy")] == [97.5]

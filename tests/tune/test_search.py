@@ -3,12 +3,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.network.checkpoint import save_checkpoint
 from softshare.result import Result, load_copy
+from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord, Hook
-from softshare.tune.search import Job, StudyConfig, tune
+from softshare.tune.search import Job, StudyConfig, _HopelessError, _Watch, tune
 from softshare.tune.space import search_space, values_in, with_values
 from softshare.tune.study import ask, requeue
 from softshare.tune.trials import Row
@@ -246,18 +248,66 @@ def test_a_file_past_the_bound_is_kept_and_pruned(tmp_path: Path) -> None:
 def test_the_bound_is_five_points_more_than_before_unless_given(tmp_path: Path) -> None:
     task = tuning.make_task()
     rows = tune(job(tmp_path, config=BASE.override(epochs=2, width=50.0), held=HELD), StudyConfig(trials=1))
-    assert rows[0].reason.endswith(f"past the bound of {task.evaluate(task.model) + 5:.2f}%")
+    assert rows[0].reason.endswith(f"past the bound of {task.judge(task.model) + 5:.2f}%")
 
 
 @pytest.mark.slow
 def test_a_resumed_study_keeps_its_bound_where_the_error_before_comes_out_different(tmp_path: Path) -> None:
     task = tuning.make_task()
-    elsewhere = dataclasses.replace(task, evaluate=lambda model: task.evaluate(model) + 0.5)
+    elsewhere = dataclasses.replace(task, evaluate=lambda model: task.judge(model) + 0.5)
     collapsing = BASE.override(width=50.0)
     tune(job(tmp_path, config=collapsing), StudyConfig(trials=1))
     rows = tune(job(tmp_path, task=elsewhere, config=collapsing), StudyConfig(trials=2))
-    bound = f"past the bound of {task.evaluate(task.model) + 5:.2f}%"
+    bound = f"past the bound of {task.judge(task.model) + 5:.2f}%"
     assert [row.reason.endswith(bound) for row in rows] == [True, True]
+
+
+# Other metrics
+
+
+def accurate_task() -> Task:
+    task = tuning.make_task()
+
+    def turned(final: bool) -> Callable[[nn.Module], dict[str, float]]:
+        return lambda model: {"accuracy": 100 - task.judge(model, final=final), "parameters": 595.0}
+
+    accuracy = Metric("accuracy", "%", higher_is_better=True)
+    return dataclasses.replace(task, evaluate=turned(False), test=turned(True), metric=accuracy)
+
+
+def test_a_study_of_a_metric_that_should_be_high(tmp_path: Path) -> None:
+    said: list[str] = []
+    untrained = dataclasses.replace(
+        accurate_task(), model=nn.Sequential(nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 3))
+    )
+    rows = tune(job(tmp_path, task=untrained), StudyConfig(trials=2, error_bound=0.0), say=said.append)
+    best = min((row for row in rows if row.on_front), key=lambda row: -(row.validation_error or 0))
+    assert best.validation_error == max(row.validation_error or 0 for row in rows)
+    for row, trial in zip(rows, optuna_trials(tmp_path), strict=True):
+        assert trial.values == [-(row.validation_error or 0), row.file_bytes]
+        result = Result.load(tmp_path / "trials" / f"trial-{row.trial:04d}" / "result.json")
+        assert result.metric == untrained.metric
+        assert result.others == {"parameters": [595.0, 595.0]}
+        assert f"trial {row.trial}: accuracy {row.validation_error:.2f}%," in said[row.trial]
+    study = optuna.load_study(study_name=untrained.name, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert study.metric_names == ["-validation accuracy %", "bytes"]
+    for other in (Metric("parameters", ""), Metric()):
+        task = dataclasses.replace(untrained, metric=other, evaluate=lambda model: {"parameters": 1, "error": 1})
+        with pytest.raises(ConfigError, match=r"has other settings \(metric\)"):
+            tune(job(tmp_path, task=task), StudyConfig(trials=2, error_bound=0.0))
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "past"), [(Metric("accuracy", "%", True), 90.0, 89.0), (Metric("loss", ""), 0.5, 0.51)]
+)
+def test_a_metric_past_the_bound_is_hopeless(metric: Metric, bound: float, past: float) -> None:
+    watch = _Watch(bound, metric)
+    watch.require(bound)
+    watch.require(2 * bound - past)
+    message = f"validation {metric.name} {metric.text(past)}, past the bound of {metric.text(bound)}"
+    for bad in (past, math.nan):
+        with pytest.raises(_HopelessError, match=message if bad is past else "nan"):
+            watch.require(bad)
 
 
 # Samplers and storages

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from softshare.config import Range
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.task import Metric
 from softshare.tune import study as studies
 from softshare.tune.study import (
     Counts,
@@ -70,7 +71,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
         def open_one(**settings: object) -> Shared:
             storage = stack.enter_context(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
             sampler = optuna.samplers.RandomSampler(seed=0)
-            return Shared(open_study(storage, "net", {"config": 1, **settings}, sampler), storage)
+            return Shared(open_study(storage, "net", {"config": 1, **settings}, sampler, Metric()), storage)
 
         yield open_one
 

@@ -14,6 +14,7 @@ from browser import CHROMIUM, NO_BROWSER, browser
 from paths import ROOT
 from softshare.cli import main
 from softshare.errors import FormatError
+from softshare.task import Metric
 from softshare.tune.study_page import study_title
 from softshare.tune.trials import from_csv, to_csv, with_front
 
@@ -33,7 +34,7 @@ def test_a_table_is_read_back() -> None:
     data = (KEPT / "summary.csv").read_bytes()
     rows = from_csv(data, "summary.csv")
     assert to_csv(rows) == data
-    assert with_front(rows) == rows
+    assert with_front(rows, Metric()) == rows
     assert (rows[0].trial, rows[0].file_bytes, rows[0].on_front, rows[1].test_error) == (0, 4847, True, None)
     assert rows[0].settings["zeroing"] == 0.3
 

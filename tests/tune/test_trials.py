@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from softshare.errors import NotAvailableError
+from softshare.task import Metric
 from softshare.tune.trials import Row, chance, front, rank_correlations, to_csv, with_front
 
 
@@ -23,7 +24,7 @@ def row(trial: int, error: float | None, n_bytes: int | None, state: str = "comp
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12))
 def test_the_front_is_what_no_other_beats(values: list[tuple[int, int]]) -> None:
-    rows = with_front([row(k, float(error), n) for k, (error, n) in enumerate(values)])
+    rows = with_front([row(k, float(error), n) for k, (error, n) in enumerate(values)], Metric())
     for one in rows:
         beaten = any(
             (e, n) != (one.validation_error, one.file_bytes)
@@ -40,14 +41,24 @@ def test_the_front_is_what_no_other_beats(values: list[tuple[int, int]]) -> None
     assert sizes == sorted(sizes, key=lambda n: n or 0)
 
 
+def test_the_front_of_a_metric_that_should_be_high() -> None:
+    accuracy = Metric("accuracy", "%", higher_is_better=True)
+    rows = with_front([row(0, 90.0, 10), row(1, 95.0, 20), row(2, 92.0, 30), row(3, 80.0, 10)], accuracy)
+    assert [one.on_front for one in rows] == [True, True, False, False]
+
+
 def test_pruned_trials_are_on_no_front() -> None:
-    rows = with_front([row(0, 2.0, 100), row(1, 50.0, 10, state="pruned"), row(2, None, None, state="pruned")])
+    rows = with_front(
+        [row(0, 2.0, 100), row(1, 50.0, 10, state="pruned"), row(2, None, None, state="pruned")], Metric()
+    )
     assert [one.on_front for one in rows] == [True, False, False]
-    assert front(with_front([row(0, 50.0, 10, state="pruned")])) == []
+    assert front(with_front([row(0, 50.0, 10, state="pruned")], Metric())) == []
 
 
 def test_the_table() -> None:
-    rows = with_front([row(0, 2.0, 100, tau=0.05, components=4), row(1, None, None, "pruned", tau=1 / 3, components=8)])
+    rows = with_front(
+        [row(0, 2.0, 100, tau=0.05, components=4), row(1, None, None, "pruned", tau=1 / 3, components=8)], Metric()
+    )
     rows[1] = dataclasses.replace(rows[1], reason='diverged, "nan"')
     read = list(csv.DictReader(io.StringIO(to_csv(rows).decode())))
     assert [r["trial"] for r in read] == ["0", "1"]

@@ -270,7 +270,7 @@ def test_a_short_pre_training_learns_digits(monkeypatch: pytest.MonkeyPatch) -> 
     assert history[0].validation_error > 60
     assert history[-1].validation_error < 15
     assert task.test is not None
-    assert task.test(task.model) < 15
+    assert task.judge(task.model, final=True) < 15
     assert task.evaluate(task.model) == history[-1].validation_error
 
 

@@ -105,12 +105,18 @@ def evaluate(
         loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:
         raise problem if task else ConfigError(f"{problem}. Give the task of the run with --task") from None
+    metric = loaded.metric
+    if metric != result.metric:
+        raise ConfigError(
+            f"expected a task that is judged by {result.metric.label!r}, as in result.json, got {metric.label!r}. Give "
+            "the task of the run with --task"
+        )
     _load_into_(loaded, run / MODEL, batch_norm)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     out.print(
-        f"error {error:.4f}% (result.json: {result.error_after:.4f}%), {n_bytes} bytes (result.json: "
-        f"{result.file_bytes})",
+        f"{metric.name} {metric.text(error, 2)} (result.json: {metric.text(result.error_after, 2)}), {n_bytes} bytes "
+        f"(result.json: {result.file_bytes})",
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("The file and result.json differ.")

@@ -39,17 +39,18 @@ from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
-from softshare.result import measure
+from softshare.result import Result, measure
 from softshare.route import compress as compress_task
 from softshare.target.budget import check_size, check_target
 from softshare.target.limits import MaxBytes, Target
-from softshare.task import Task
+from softshare.task import Metric, Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.supply import length_of
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 USUAL_STEPS = 6_000  # about those of the default 30 epochs on MNIST
+MUCH_WORSE, MUCH_WORSE_SHARE = 1.0, 0.1  # points of a metric in percent; share of another metric's value before
 out = console()
 
 
@@ -62,9 +63,9 @@ class Watching:
     tensorboard: Path | None = None
 
     @contextlib.contextmanager
-    def hooks(self, folder: Path) -> Iterator[list[Hook]]:
+    def hooks(self, folder: Path, metric: Metric) -> Iterator[list[Hook]]:
         """Hooks that must come after those that write to the folder."""
-        found: list[Hook] = [TensorBoardLog(self.tensorboard)] if self.tensorboard else []
+        found: list[Hook] = [TensorBoardLog(self.tensorboard, metric)] if self.tensorboard else []
         with LivePage(folder, self.live_port) if self.live else contextlib.nullcontext() as page:
             if page:
                 out.print(f"live: {page.address}")
@@ -106,14 +107,14 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         if isinstance(target, MaxBytes):
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
     with (
-        options.watching.hooks(folder / UNFINISHED) as watchers,
+        options.watching.hooks(folder / UNFINISHED, task.metric) as watchers,
         output_folder(folder, overwrite) as unfinished,
     ):
         if pretrains and not weights:
             pretrain_into(task, spec, unfinished, seed)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
-        film = FrameLog(unfinished / FRAMES)
+        film = FrameLog(unfinished / FRAMES, task.metric)
         try:
             hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
             compressed = compress_task(task, config, hooks, target=target)
@@ -131,6 +132,8 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     for message in compressed.messages:
         out.print(message)
     out.print(tables.account_table(result))
+    if result.others:
+        out.print(tables.others_table(result.others))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     out.print(
         f"The run is in {folder}. It took {time.perf_counter() - start:.0f} s and used one seed ({seed}).",
@@ -140,21 +143,25 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         if not compressed.outcome.met:
             raise typer.Exit(1)
         return
-    soft = compressed.history[-1].validation_error
-    if result.error_after > result.error_before + 1:
-        was_soft = config.retrain.hard_from >= 1
-        by_quantizing = was_soft and result.error_after - soft > soft - result.error_before
-        out.print(
-            f"The error rose from {result.error_before:.2f}% to {result.error_after:.2f}%. At the end of retraining it "
-            f"was {soft:.2f}% on validation data. "
-            + (
-                "So quantizing caused it: the weights had not settled on the components. Try --hard-from 0.2, which "
-                "trains on quantized weights, or more --components or --epochs."
-                if by_quantizing
-                else "Try a smaller --tau, --zeroing or --width, more --epochs, or another --lr-weights."
-            )
-            + _few_steps((length_of(task.train) or 0) * config.retrain.epochs),
-        )
+    if advice := _advice(result, compressed.history[-1].validation_error, config):
+        out.print(advice + _few_steps((length_of(task.train) or 0) * config.retrain.epochs))
+
+
+def _advice(result: Result, soft: float, config: CompressConfig) -> str:
+    """What to try if the network has become much worse. `soft` is its metric at the end of retraining."""
+    metric, before, after = result.metric, result.error_before, result.error_after
+    if not metric.loss(before, after) > (MUCH_WORSE if metric.unit == "%" else MUCH_WORSE_SHARE * abs(before)):
+        return ""
+    by_quantizing = config.retrain.hard_from >= 1 and metric.loss(soft, after) > metric.loss(before, soft)
+    return (
+        f"The {metric.name} {'fell' if metric.higher_is_better else 'rose'} from {metric.text(before)} to "
+        f"{metric.text(after)}. At the end of retraining it was {metric.text(soft)} on validation data. "
+    ) + (
+        "So quantizing caused it: the weights had not settled on the components. Try --hard-from 0.2, which "
+        "trains on quantized weights, or more --components or --epochs."
+        if by_quantizing
+        else "Try a smaller --tau, --zeroing or --width, more --epochs, or another --lr-weights."
+    )
 
 
 def _few_steps(n: int) -> str:

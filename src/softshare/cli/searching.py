@@ -42,8 +42,9 @@ def tune(
     error_bound: Annotated[
         float | None,
         typer.Option(
-            metavar="PERCENT",
-            help="Prune a trial whose validation error is above this. Default: 5 points above the uncompressed error.",
+            metavar="VALUE",
+            help="Prune a trial whose validation error, or other metric of the task, is worse than this. Default: 5 "
+            "points worse than before compression, or half the value if the metric is not in percent.",
         ),
     ] = None,
     storage: Annotated[
@@ -118,13 +119,14 @@ def tune(
         say=lambda text: log.print(text, soft_wrap=True),
     )
     out = console()
-    out.print(tables.front_table(front(rows), f"The front of {len(rows)} trials, in {job.folder / FRONT}"))
+    title = f"The front of {len(rows)} trials, in {job.folder / FRONT}"
+    out.print(tables.front_table(front(rows), title, job.task.metric))
     out.print(
         f"{sum(row.state == 'pruned' for row in rows)} trials were pruned. All trials are in {job.folder / SUMMARY}."
     )
     if not front(rows):
         out.print(
-            "No trial is within the bound. Raise --error-bound, or give a smaller --width or --tau, or more --epochs."
+            "No trial is within the bound. Give another --error-bound, or a smaller --width or --tau, or more --epochs."
         )
     if not can_draw():
         out.print("No figure was drawn, because matplotlib is missing: pip install 'softshare[report]'")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from softshare.codec import FileInfo
     from softshare.paper.verify import Check
     from softshare.result import Result
+    from softshare.task import Metric
     from softshare.tune.trials import Row
     from softshare.zoo.experiments import PaperRow
 
@@ -21,7 +22,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
         whole = column in ("components", "bits", "bytes", "share")  # a folded number would be misread
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
+        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
     return table
 
 
@@ -78,14 +79,23 @@ def account_table(result: Result) -> Table:
 
 def result_table(result: Result, paper: PaperRow | None) -> Table:
     """The result, with the row of the paper if there is one."""
-    table = _table(f"{result.experiment} on {result.dataset}", "", "error %", "non-zero %", "bytes", "ratio")
+    metric = result.metric
+    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
         n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
         table.add_row("the paper (estimated)", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
-    errors = f"{result.error_before:.2f} -> {result.error_after:.2f}"
+    errors = f"{metric.number(result.error_before)} -> {metric.number(result.error_after)}"
     density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
     table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
+    return table
+
+
+def others_table(others: Mapping[str, Sequence[float]]) -> Table:
+    """What a task measures beside the metric that judges it."""
+    table = _table("Other measures", "", "before", "after")
+    for name, (before, after) in others.items():
+        table.add_row(Text(name), f"{before:.4g}", f"{after:.4g}")
     return table
 
 
@@ -98,12 +108,12 @@ def reproduced_table(results: Iterable[Result], title: str) -> Table:
     return table
 
 
-def front_table(rows: Iterable[Row], title: str) -> Table:
-    """One row per point of a study's front. A test error that was not measured is a dash."""
-    table = _table(title, "trial", "validation error %", "test error %", "bytes", "ratio")
+def front_table(rows: Iterable[Row], title: str, metric: Metric) -> Table:
+    """One row per point of a study's front. A test value that was not measured is a dash."""
+    table = _table(title, "trial", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio")
     for row in rows:
         validation, test = (
-            "-" if after is None else f"{before:.2f} -> {after:.2f}"
+            "-" if before is None or after is None else f"{metric.number(before)} -> {metric.number(after)}"
             for before, after in (
                 (row.validation_error_before, row.validation_error),
                 (row.test_error_before, row.test_error),
@@ -128,13 +138,16 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
     )
     table.add_column("file", overflow="fold", ratio=2)
     table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("error %", justify="right", no_wrap=True)
+    metrics = {check.metric for check in checks}
+    one = metrics.pop() if len(metrics) == 1 else None
+    table.add_column(Text(one.label if one else "metric"), justify="right", no_wrap=True)
     table.add_column("", overflow="fold", ratio=3)
     for check in checks:
         verdict = "; ".join(check.differences) or "ok"
         verdict += "".join(f"; {text.partition(':')[0]} not checked" for text in check.not_checked)
         n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
-        error = "-" if check.error is None else f"{check.error:.2f}"
+        value, metric = check.error, check.metric
+        error = "-" if value is None else one.number(value) if one else f"{metric.name} {metric.text(value)}"
         table.add_row(
             Text(_printable(check.path)), n_bytes, error, Text(_printable(verdict), style="" if check.ok else "red")
         )

@@ -9,8 +9,7 @@ and a Hugging Face model.
 """
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import softshare as ss
@@ -28,22 +27,12 @@ def make_data() -> TensorDataset:
     return TensorDataset(x, y)
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """YOURS: the mean loss over a batch of your DataLoader, as a tensor without dimensions.
+# YOURS: the mean loss over a batch, from the output of the network and the target of the batch.
+LOSS = nn.CrossEntropyLoss()
 
-    The model is in training mode.
-    """
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def error(model: nn.Module, batches: DataLoader[tuple[Tensor, ...]]) -> float:
-    """YOURS: a number that judges the network. Lower is better. Usually it is the percentage of wrong answers.
-
-    The model is in evaluation mode, without gradients.
-    """
-    wrong = torch.cat([model(x).argmax(1) != y for x, y in batches])
-    return 100 * int(wrong.sum()) / len(wrong)
+# YOURS: what judges the network. Other names: accuracy, mse, mae, loss, perplexity. A metric of torchmetrics, or a
+# function of all outputs and all targets, works too.
+METRIC = "error"
 
 
 def make_task() -> ss.Task:
@@ -55,22 +44,25 @@ def make_task() -> ss.Task:
 
     # YOURS: a trained network. If you have its weights in a file, replace the training below by
     #     model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
-    # or remove the training and give the file with --weights.
+    # or remove the training and give the file with --weights. To use a GPU, call model.to("cuda"): batches follow it.
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(15):
-        for batch in train:
+        for x, y in train:
             optimizer.zero_grad()
-            loss(model, batch).backward()
+            LOSS(model(x), y).backward()
             optimizer.step()
 
-    # On a GPU, call model.to("cuda") here, and move the batches inside `loss` and `error`.
-    return ss.Task(
-        model=model,
-        train=train,  # batches, iterated once per epoch: a DataLoader or a list, not a generator
-        loss=loss,
-        evaluate=lambda model: error(model, validation),  # called after every epoch, so use held-out data
-        test=lambda model: error(model, test),  # called only for the result; optional
-        n_examples=len(train_set),  # in one epoch; count words or pixels if your loss is a mean over those
+    # If your batches or your loss have another form, write your own functions:
+    #     ss.Task(model=model, train=train, loss=my_loss, evaluate=my_accuracy,
+    #             metric=ss.Metric("accuracy", "%", higher_is_better=True))
+    # where my_loss(model, batch) is the mean loss, and my_accuracy(model) a number from held-out data.
+    return ss.Task.from_loaders(
+        model,
+        train,
+        validation,  # read during training, so use held-out data
+        LOSS,
+        METRIC,
+        test_loader=test,  # read only for the result; optional
         dataset="made-up points",  # for the tables
     )

@@ -21,7 +21,7 @@ from softshare.paper.baselines import published_ratio
 from softshare.quantization.description_length import entropy_bits
 from softshare.quantization.quantized import QuantizedWeights
 from softshare.result import Result, final_error, load_copy
-from softshare.task import Task
+from softshare.task import Metric, Task
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task
 
 TOLERANCE = 1e-9  # percent points of error; relative for ratios and entropies. Counts must be equal.
@@ -34,9 +34,10 @@ class Check:
 
     path: str  # of the run, relative to the folder
     file_bytes: int | None  # as found; None if there is no file
-    error: float | None  # in percent, as measured; None if it could not be
+    error: float | None  # the value of the metric as measured; None if it could not be
     differences: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
+    metric: Metric = Metric()
 
     @property
     def ok(self) -> bool:
@@ -92,7 +93,7 @@ def _check(run: Path, name: str, zoo: _Zoo) -> Check:
     problems += [
         _difference(k, getattr(result, k), v) for k, v in found.items() if not _agree(k, getattr(result, k), v)
     ]
-    return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked))
+    return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked), result.metric)
 
 
 def _place(run: Path) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], li
         if task.dataset != result.dataset and result.dataset.startswith(task.dataset.partition(" (")[0]):
             not_checked.append(f"error: it was measured on {result.dataset}, but the data here are {task.dataset}")
         else:
-            found |= {"dataset": task.dataset, "error_after": final_error(task, model)}
+            found |= {"dataset": task.dataset, "metric": task.metric, "error_after": final_error(task, model)}
     except NotAvailableError as problem:
         not_checked.append(f"error: {problem}")
     return found, not_checked

@@ -26,6 +26,7 @@ from softshare.errors import FormatError
 from softshare.network.weights import WeightView
 from softshare.prior.mixture import Mixture
 from softshare.prior.prior import MixturePrior
+from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
 
 Array = npt.NDArray[Any]
@@ -42,7 +43,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 class Frames:
     """E frames of P mixtures, each with J free components and zero, and the weights of the Q mixtures shown."""
 
-    about: dict[str, Any]  # what the figures need to know of the prior: see `_about`
+    about: dict[str, Any]  # what the figures need to know of the prior (see `_about`), and the metric
     epochs: Array  # (E,)
     log_mixing: Array  # (E, P, J + 1)
     mean: Array  # (E, P, J + 1)
@@ -101,10 +102,13 @@ def _arrays() -> list[str]:
 
 
 class FrameLog(Hook):
-    """Takes a frame after each epoch under the prior, and writes the film so far."""
+    """Takes a frame after each epoch under the prior, and writes the film so far.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    The film also keeps the metric of the task, for a report of a run that is under way and has no result.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None) -> None:
+        self.path, self.metric = Path(path), metric or Metric()
         self._frames: Frames | None = None
 
     def on_prior(self, prior: MixturePrior | None) -> None:
@@ -165,7 +169,7 @@ class FrameLog(Hook):
         sizes = [sum(len(places) for _, places in chosen) for chosen in self._places]
         ends = [part.range() for part in self._parts]
         return Frames(
-            about=_about(prior),
+            about={**_about(prior), "metric": dataclasses.asdict(self.metric)},
             epochs=np.array([epoch]),
             log_mixing=_stack([m.log_mixing for m in mixtures]),
             mean=_stack([m.mean for m in mixtures]),

@@ -17,6 +17,7 @@ from softshare.report.figures.film import film_data, film_for_page
 from softshare.report.run import Run
 from softshare.report.style import for_page
 from softshare.result import Result
+from softshare.task import Metric
 
 IN_PAGE = tuple(plot for plot in FIGURES if plot.name != "film")  # for which it has a slider
 
@@ -78,7 +79,7 @@ def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None
     """The page of a run, with the panels of each figure."""
     page = Page(
         title=f"softshare: {run.result.experiment if run.result else run.folder.resolve().name}",
-        cards=_finished(run.result) if run.result else _under_way(run.history[-1]),
+        cards=_finished(run.result) if run.result else _under_way(run.history[-1], run.metric),
         figures=[Figure(p.name, p.title, p.caption, svgs[p.name], p.wide) for p in IN_PAGE if svgs[p.name]],
         table=_tensors(run.info) if run.info else None,
         films=[film_for_page(film) for film in film_data(run)],
@@ -88,34 +89,38 @@ def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None
     return render(page)
 
 
-def _under_way(last: Mapping[str, float]) -> dict[str, str]:
+def _under_way(last: Mapping[str, float], metric: Metric) -> dict[str, str]:
     return {
         "epoch": f"{last['epoch']:g}",
-        "validation error": f"{last['validation_error']:.2f}%",
+        f"validation {metric.name}": metric.text(last["validation_error"]),
         "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
         "components in use": f"{last['components_alive']:g}",
     }
 
 
 def _finished(result: Result) -> dict[str, str]:
+    metric = result.metric
+    others = {name: f"{before:.4g} → {after:.4g}" for name, (before, after) in (result.others or {}).items()}
     return {
         "bytes": f"{result.file_bytes:,}",
         "times smaller": f"{result.ratio:.1f}",
-        "error before": f"{result.error_before:.2f}%",
-        "error after": f"{result.error_after:.2f}%",
+        f"{metric.name} before": metric.text(result.error_before),
+        f"{metric.name} after": metric.text(result.error_after),
+        **others,
         "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
         "shared values": f"{result.n_components}",
     } | _target(result)
 
 
 def _target(result: Result) -> dict[str, str]:
-    outcome = result.outcome
+    outcome, metric = result.outcome, result.metric
     if outcome is None:
         return {}
     in_bytes = "max_bytes" in outcome["target"]
-    limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else f"{outcome[k]:.4g}%" for k in ("limit", "reached"))
-    unit = "bytes" if in_bytes else "validation error"
-    return {f"target: at most {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
+    limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else metric.text(outcome[k]) for k in ("limit", "reached"))
+    most = "at least" if metric.higher_is_better and not in_bytes else "at most"
+    unit = "bytes" if in_bytes else f"validation {metric.name}"
+    return {f"target: {most} {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
 
 
 def _tensors(info: FileInfo) -> Table:

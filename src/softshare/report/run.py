@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softshare._util.files import read_bytes
 from softshare._util.run_folder import FRAMES, HISTORY, MODEL, RESULT
+from softshare._util.schema import from_plain
 from softshare.codec import inspect
 from softshare.codec.info import FileInfo
 from softshare.config import MergeConfig, RetrainConfig
@@ -19,6 +20,7 @@ from softshare.errors import ConfigError, FormatError
 from softshare.network.checkpoint import SafetensorsFile
 from softshare.report.frames import Frames
 from softshare.result import Result
+from softshare.task import Metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,13 @@ class Run:
     def checkpoint(self, file: str) -> Mapping[str, Tensor]:
         """A checkpoint of the run; empty if the file is missing. Each tensor is read on access."""
         return SafetensorsFile(self.folder / file) if (self.folder / file).exists() else {}
+
+    @property
+    def metric(self) -> Metric:
+        """What the network is judged by, from the result or the film. Older runs do not say: the error in percent."""
+        if self.result or not self.frames:
+            return self.result.metric if self.result else Metric()
+        return from_plain(Metric, self.frames.about.get("metric", {}), "the film's metric")
 
     @property
     def merging(self) -> MergeConfig:

@@ -8,16 +8,17 @@ import os
 from typing import Any
 
 from softshare.errors import NotAvailableError
+from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
 
 
 class TensorBoardLog(Hook):
-    """Writes one event file to the folder, with a point per epoch."""
+    """Writes one event file to the folder, with a point per epoch. The metric of the task gives a curve its name."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], metric: Metric | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise NotAvailableError("--tensorboard needs tensorboard: pip install 'softshare[tensorboard]'")
-        self.folder = folder
+        self.folder, self.metric = folder, metric or Metric()
         self._writer: Any = None
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
@@ -27,6 +28,7 @@ class TensorBoardLog(Hook):
 
     def on_epoch(self, record: EpochRecord) -> None:
         values = {name: value for name, value in vars(record).items() if name not in ("epoch", "density")}
+        values[f"validation_{self.metric.name}"] = values.pop("validation_error")
         values |= {f"density/{name}": value for name, value in record.density.items()}
         for name, value in values.items():
             if math.isfinite(value):  # before the first step there is no task loss

@@ -10,11 +10,12 @@ from typing import Any
 from softshare.config import Range
 from softshare.report.style import FAINT, INK, SERIES, new_figure
 from softshare.result import frontier
+from softshare.task import Metric
 from softshare.tune.space import Space
 from softshare.tune.trials import Row, chance, rank_correlations
 
 _RINGS = "oDs^"
-Points = list[tuple[float, float]]  # (compression ratio, percent points of accuracy lost)
+Points = list[tuple[float, float]]  # (compression ratio, how much worse the metric is: points of accuracy lost)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class FrontData:
     order: list[int]  # of the trials in both panels
     file: Panel
     paper: Panel
+    loss: str  # what the second number of each point is
 
 
 @dataclass(frozen=True)
@@ -49,37 +51,49 @@ def no_others(title: str) -> Others:
     return Others()
 
 
-def front_data(title: str, rows: Sequence[Row], others: Others) -> FrontData:
+def loss_label(metric: Metric) -> str:
+    """What a trial costs, in words. Of an error in percent it is the accuracy lost, as in the paper."""
+    if metric == Metric():
+        return "accuracy lost, percent points"
+    what = f"{metric.name} lost" if metric.higher_is_better else f"rise of the {metric.name}"
+    unit = "percent points" if metric.unit == "%" else metric.unit
+    return f"{what}, {unit}" if unit else what
+
+
+def front_data(title: str, rows: Sequence[Row], others: Others, metric: Metric) -> FrontData:
     """Every trial that left a file; beside them what was published of the same network, each in its own accounting."""
-    files = _panel("ratio", "real bytes", "ratio", rows, others.file)
-    paper = _panel("ratio in the paper's format", "estimated bits, weights only", "han_ratio", rows, others.paper)
-    return FrontData(title, [row.trial for row in rows if row.state == "complete"], files, paper)
+    files = _panel("ratio", "real bytes", "ratio", rows, others.file, metric)
+    in_paper = "ratio in the paper's format", "estimated bits, weights only", "han_ratio"
+    paper = _panel(*in_paper, rows, others.paper, metric)
+    order = [row.trial for row in rows if row.state == "complete"]
+    return FrontData(title, order, files, paper, loss_label(metric))
 
 
-def _panel(label: str, accounting: str, ratio: str, rows: Sequence[Row], theirs: Mapping[str, Points]) -> Panel:
+def _panel(
+    label: str, accounting: str, ratio: str, rows: Sequence[Row], theirs: Mapping[str, Points], metric: Metric
+) -> Panel:
+    def rise(before: float | None, after: float | None) -> float:
+        return math.nan if after is None or before is None else metric.loss(before, after)
+
     def points(state: str) -> Points:
         found = [row for row in rows if row.state == state and row.file_bytes is not None]
-        return [(getattr(row, ratio), _rise(row.validation_error, row.validation_error_before)) for row in found]
+        return [(getattr(row, ratio), rise(row.validation_error_before, row.validation_error)) for row in found]
 
     complete = points("complete")
-    best = frontier((1 / r, rise) for r, rise in complete)
+    best = frontier((1 / r, lost) for r, lost in complete)
     tested = [row for row in rows if row.test_error is not None]
     return Panel(
         label=f"{label}; others: {accounting}" if theirs else label,
         trials=complete,
         pruned=points("pruned"),
-        front=[(1 / inverse, rise) for inverse, rise in best],
-        tested=[(getattr(row, ratio), _rise(row.test_error, row.test_error_before)) for row in tested],
+        front=[(1 / inverse, lost) for inverse, lost in best],
+        tested=[(getattr(row, ratio), rise(row.test_error_before, row.test_error)) for row in tested],
         published=theirs,
     )
 
 
-def _rise(after: float | None, before: float | None) -> float:
-    return math.nan if after is None or before is None else after - before
-
-
 def draw_front(data: FrontData) -> Any:
-    """Accuracy lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
+    """What is lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
     figure = new_figure(6.4, 10.5)
     from matplotlib.ticker import LogLocator
 
@@ -102,7 +116,7 @@ def draw_front(data: FrontData) -> Any:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.set(ylabel="accuracy lost, percent points")
+        axes.set(ylabel=data.loss)
         axes.grid(visible=True)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14))  # below, where no point is
     figure.suptitle(data.title, fontsize=10)
@@ -118,11 +132,12 @@ class SettingsData:
     lines: list[list[float]]  # of a complete trial, from 0 at the low end of each range to 1
     ratios: list[float]
     on_front: list[bool]
-    correlations: list[tuple[float, float]]  # of a setting, by rank, with error and bytes
+    correlations: list[tuple[float, float]]  # of a setting, by rank, with the metric and bytes
     chance: float  # a correlation below this says nothing
+    metric: str  # its name
 
 
-def settings_data(title: str, rows: Sequence[Row], space: Space) -> SettingsData:
+def settings_data(title: str, rows: Sequence[Row], space: Space, metric: Metric) -> SettingsData:
     complete = [row for row in rows if row.state == "complete"]
     found = rank_correlations(complete)
     return SettingsData(
@@ -134,6 +149,7 @@ def settings_data(title: str, rows: Sequence[Row], space: Space) -> SettingsData
         on_front=[row.on_front for row in complete],
         correlations=[found[name] for name in space],
         chance=chance(len(complete)),
+        metric=metric.name,
     )
 
 
@@ -165,7 +181,7 @@ def draw_settings(data: SettingsData) -> Any:
     lines.set_xticks(places, [])
     figure.colorbar(colours, ax=lines, label="ratio", format="{x:g}").ax.yaxis.set_minor_formatter("{x:g}")
     errors, sizes = zip(*data.correlations, strict=True)
-    bars.bar([p - 0.2 for p in places], errors, 0.4, color=SERIES[0], label="with the error")
+    bars.bar([p - 0.2 for p in places], errors, 0.4, color=SERIES[0], label=f"with the {data.metric}")
     bars.bar([p + 0.2 for p in places], sizes, 0.4, color=SERIES[1], label="with the bytes")
     chance = {"color": FAINT, "alpha": 0.2, "linewidth": 0}
     bars.axhspan(-data.chance, data.chance, zorder=0, label="chance, 19 of 20", **chance)

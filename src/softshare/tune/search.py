@@ -1,7 +1,7 @@
 """Tune: search a task's settings for the smallest files at the lowest errors, with Optuna (paper, section 6.2).
 
-Two objectives, both measured from the file that a trial leaves: the validation error of the network it decodes to, and
-its bytes. The test set is read at the end, once for each point of the front.
+Two objectives, both measured from the file that a trial leaves: the validation error of the network it decodes to, or
+another metric of the task, and its bytes. The test set is read at the end, once for each point of the front.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from softshare._util.files import read_bytes
 from softshare._util.run_folder import PRETRAINED, write_pair
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
-from softshare.errors import ConfigError, DivergedError
+from softshare.errors import ConfigError, DivergedError, NotANumberError
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
 from softshare.network.weights import WeightView, load_state_
-from softshare.result import Result, final_error, measure
+from softshare.result import Result, measure
 from softshare.route import compress
-from softshare.task import Task
+from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord, Hook, Hooks, no_hooks, say_nothing
 from softshare.tune.plots import Others, no_others
 from softshare.tune.space import Space, require_inside, search_space, values_in, with_values
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 SAMPLERS = ("gp", "tpe", "nsga2")
-RISE = 5.0  # percent points of validation error, past which a trial is hopeless unless a bound is given
+# How much worse than before makes a trial hopeless, unless a bound is given.
+RISE = 5.0  # points of a metric in percent
+RISE_SHARE = 0.5  # of the value of another metric
 POLL = 1.0  # seconds between looks at trials that other processes run
 STUDY, LOCK = "study.db", ".lock"
 _BOUND = "bound"  # attribute of a study
@@ -52,7 +54,7 @@ class StudyConfig:
 
     trials: int = 40  # total number of finished ones, across processes and restarts
     sampler: str = "gp"  # of SAMPLERS
-    error_bound: float | None = None  # percent, validation; None: that of the network before, and RISE
+    error_bound: float | None = None  # of the metric on validation data; None: that of the network before, and RISE
     storage: str | None = None  # any Optuna storage address; None: an SQLite file in the folder
     name: str | None = None  # of the study in its storage; None: the task's
 
@@ -106,8 +108,9 @@ def tune(
             search = _Search(job, asked, storage, hooks, say)
         search.run(lock)
         with lock:
-            rows = with_tests(rows_of(search.study), job.folder, job.judge or job.task)
-            write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name))
+            metric = job.task.metric
+            rows = with_tests(rows_of(search.study, metric), job.folder, job.judge or job.task)
+            write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric)
     return rows
 
 
@@ -148,7 +151,8 @@ class _Search:
         self.job, self.asked, self.storage, self.hooks, self.say = job, asked, storage, hooks, say
         self.space = job.space
         self.blind = dataclasses.replace(job.task, test=None, dataset=f"{job.task.dataset}, validation")
-        self.error_before = final_error(self.blind, job.task.model)
+        self.metric = job.task.metric
+        self.before = self.blind.judge_all(job.task.model, final=True)
         settings = {
             "task": [job.task.name, job.task.dataset, dict(job.recorded)],
             "config": job.config.to_dict(),
@@ -156,8 +160,10 @@ class _Search:
             "error_bound": asked.error_bound,
             "pretrained": hashlib.sha256(read_bytes(job.folder / PRETRAINED)).hexdigest(),
         }
+        if self.metric != Metric():  # studies from before there were metrics can be resumed
+            settings["metric"] = dataclasses.asdict(self.metric)
         sampler = make_sampler(asked.sampler, job.config.seed % 2**32)
-        self.study = open_study(storage, asked.name or job.task.name, settings, sampler)
+        self.study = open_study(storage, asked.name or job.task.name, settings, sampler, self.metric)
         self.bound = self.kept_bound()
         if not self.study.get_trials(deepcopy=False):
             self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
@@ -165,8 +171,9 @@ class _Search:
     def kept_bound(self) -> float:
         """The bound that the study was begun with: the error before may come out a little different elsewhere."""
         if _BOUND not in self.study.user_attrs:
-            asked = self.asked.error_bound
-            self.study.set_user_attr(_BOUND, self.error_before + RISE if asked is None else asked)
+            before, asked = self.before[self.metric.name], self.asked.error_bound
+            rise = RISE if self.metric.unit == "%" else RISE_SHARE * abs(before)
+            self.study.set_user_attr(_BOUND, self.metric.worse(before, rise) if asked is None else asked)
         return float(self.study.user_attrs[_BOUND])
 
     def run(self, lock: FileLock) -> None:
@@ -212,18 +219,18 @@ class _Search:
 
         try:
             result = self.try_one(trial)
-        except (DivergedError, _HopelessError) as problem:
+        except (DivergedError, NotANumberError, _HopelessError) as problem:
             reason = str(problem).partition(". ")[0]  # what comes after it in a message is advice
             trial.set_user_attr(REASON, reason)
             self.study.tell(trial, state=TrialState.PRUNED)
             return f"pruned, {reason}"
-        self.study.tell(trial, [result.error_after, result.file_bytes])
-        return f"error {result.error_after:.2f}%, {result.file_bytes:,} bytes"
+        self.study.tell(trial, [self.metric.badness(result.error_after), result.file_bytes])
+        return f"{self.metric.name} {self.metric.text(result.error_after)}, {result.file_bytes:,} bytes"
 
     def try_one(self, trial: optuna.Trial) -> Result:
         """Compress, measure, write; an error says that it is hopeless."""
         config = with_values(self.job.config, trial.params)
-        watch = _Watch(self.bound)
+        watch = _Watch(self.bound, self.metric)
         compressed = compress(self.blind, config, [watch, *self.hooks(f"trial {trial.number}")])
         result = self.keep(trial, compressed, config)
         if not any(t.n_nonzero for t in compressed.quantized.shared):
@@ -233,7 +240,7 @@ class _Search:
 
     def keep(self, trial: optuna.Trial, compressed: Compressed, config: CompressConfig) -> Result:
         """The trial's file and, beside it, its result; there errors are on validation data."""
-        result = measure(self.blind, compressed, config, method=self.job.method, error_before=self.error_before)
+        result = measure(self.blind, compressed, config, method=self.job.method, error_before=self.before)
         result = dataclasses.replace(result, config={**result.config, **self.job.recorded})
         write_pair(
             trial_folder(self.job.folder / TRIALS, trial.number), compressed.to_bytes(), result.to_json().encode()
@@ -249,10 +256,10 @@ class _HopelessError(Exception):
 
 
 class _Watch(Hook):
-    """Ends a training whose error is past the bound in the second half of the run; before, it may be on its way."""
+    """Ends a training whose metric is past the bound in the second half of the run; before, it may be on its way."""
 
-    def __init__(self, bound: float) -> None:
-        self.bound = bound
+    def __init__(self, bound: float, metric: Metric) -> None:
+        self.bound, self.metric = bound, metric
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         self.epochs = epochs
@@ -262,8 +269,9 @@ class _Watch(Hook):
             self.require(record.validation_error)
 
     def require(self, error: float) -> None:
-        if not error <= self.bound:
-            raise _HopelessError(f"validation error {error:.2f}%, past the bound of {self.bound:.2f}%")
+        if not self.metric.loss(self.bound, error) <= 0:
+            value, bound = self.metric.text(error), self.metric.text(self.bound)
+            raise _HopelessError(f"validation {self.metric.name} {value}, past the bound of {bound}")
 
 
 def _duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from softshare.config import Range
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.task import Metric
 from softshare.tune.space import Space
 
 if TYPE_CHECKING:
@@ -91,7 +92,11 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
 
 
 def open_study(
-    storage: optuna.storages.RDBStorage, name: str, settings: Mapping[str, Any], sampler: optuna.samplers.BaseSampler
+    storage: optuna.storages.RDBStorage,
+    name: str,
+    settings: Mapping[str, Any],
+    sampler: optuna.samplers.BaseSampler,
+    metric: Metric,
 ) -> optuna.Study:
     """The study of this name in the storage, new or as it stands there; it must be one of the same settings."""
     import optuna
@@ -99,10 +104,11 @@ def open_study(
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, directions=["minimize", "minimize"], load_if_exists=True
     )
-    study.set_metric_names(["validation error %", "bytes"])
+    # Optuna minimizes both objectives, so a metric that should be high is negative there.
+    study.set_metric_names([f"{'-' * metric.higher_is_better}validation {metric.label}", "bytes"])
     ours = json.loads(json.dumps(settings))
     theirs = study.user_attrs.get(_SETTINGS, ours)
-    if differing := [key for key in ours if theirs.get(key) != ours[key]]:
+    if differing := [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)]:
         raise ConfigError(
             f"the study {name!r} has other settings ({', '.join(differing)}); give those it was begun with, another "
             "--study, or another --out"

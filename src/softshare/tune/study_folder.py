@@ -13,8 +13,8 @@ from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, write_pair
 from softshare.codec import decode
 from softshare.network.checkpoint import load_checkpoint
 from softshare.report.style import can_draw, styled, to_png
-from softshare.result import Result, final_error, load_copy
-from softshare.task import Task
+from softshare.result import Result, load_copy, other_measures
+from softshare.task import Metric, Task
 from softshare.tune.plots import Others, draw_front, draw_settings, front_data, settings_data
 from softshare.tune.space import Space
 from softshare.tune.trials import Row, front, to_csv
@@ -45,10 +45,10 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
             shutil.rmtree(earlier)
 
     @functools.cache
-    def error_before() -> float:
-        return final_error(judge, load_copy(judge.model, load_checkpoint(folder / PRETRAINED)))
+    def before() -> dict[str, float]:
+        return judge.judge_all(load_copy(judge.model, load_checkpoint(folder / PRETRAINED)), final=True)
 
-    measured = {row.trial: _tested(row, folder, judge, error_before) for row in front(rows)}
+    measured = {row.trial: _tested(row, folder, judge, before) for row in front(rows)}
     return [
         dataclasses.replace(row, test_error_before=result.error_before, test_error=result.error_after)
         if (result := measured.get(row.trial))
@@ -57,7 +57,7 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
     ]
 
 
-def _tested(row: Row, folder: Path, judge: Task, error_before: Callable[[], float]) -> Result | None:
+def _tested(row: Row, folder: Path, judge: Task, before: Callable[[], dict[str, float]]) -> Result | None:
     source, target = (trial_folder(folder / part, row.trial) for part in (TRIALS, FRONT))
     if (target / RESULT).exists() and (kept := Result.load(target / RESULT)).dataset == judge.dataset:
         return kept
@@ -68,20 +68,22 @@ def _tested(row: Row, folder: Path, judge: Task, error_before: Callable[[], floa
         write_pair(target, file, result.to_json().encode())
         return None
     model = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
+    after = judge.judge_all(model, final=True)
     result = dataclasses.replace(
         result,
         dataset=judge.dataset,
-        error_before=error_before(),
-        error_after=final_error(judge, model),
+        error_before=before()[judge.metric.name],
+        error_after=after[judge.metric.name],
+        others=other_measures(judge, before(), after),
     )
     write_pair(target, file, result.to_json().encode())
     return result
 
 
-def write_summary(rows: Sequence[Row], folder: Path, title: str, space: Space, others: Others) -> None:
+def write_summary(rows: Sequence[Row], folder: Path, title: str, space: Space, others: Others, metric: Metric) -> None:
     """The table and, where they can be drawn, its two figures."""
     write_atomic(folder / SUMMARY, to_csv(rows))
     if can_draw() and front(rows):
         with styled():
-            write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows, others))))
-            write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space))))
+            write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows, others, metric))))
+            write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space, metric))))

@@ -13,21 +13,22 @@ from softshare.report.page import Figure, Page, Table, render
 from softshare.report.style import require_matplotlib, styled
 from softshare.report.write import PICTURES, write_picture
 from softshare.result import Result
-from softshare.tune.plots import Others, draw_front, draw_settings, front_data, no_others, settings_data
+from softshare.task import Metric
+from softshare.tune.plots import Others, draw_front, draw_settings, front_data, loss_label, no_others, settings_data
 from softshare.tune.space import known_ranges
 from softshare.tune.study_folder import FRONT, SUMMARY
 from softshare.tune.trials import Row, from_csv, front
 
-CAPTIONS = {
+CAPTIONS = {  # LOST and METRIC stand for those of the study
     "front": (
         "Trials",
-        "Accuracy lost against ratio, a point a trial, coloured by order. Above by whole files, below by the paper's "
+        "LOST against ratio, a point a trial, coloured by order. Above by whole files, below by the paper's "
         "format; what others have published stands beside its like only. (Figure 2 of the paper.)",
     ),
     "settings": (
         "Settings",
         "A line a trial through its settings, the front's in colour; and the rank correlation of each setting with "
-        "error and bytes.",
+        "METRIC and bytes.",
     ),
 }
 
@@ -38,49 +39,63 @@ def write_study_report(study: Path, folder: Path, others: Callable[[str], Others
     rows = from_csv(read_bytes(study / SUMMARY), str(study / SUMMARY))
     if not front(rows):
         raise ConfigError(f"{study / SUMMARY}: no trial has come to its end yet; there is nothing to show")
-    title, written = study_title(study), [folder / PAGE]
-    drawn = study_figures(title, rows, others(title))
+    title, metric = study_title(study), study_metric(study)
+    written, drawn = [folder / PAGE], study_figures(title, rows, others(title), metric)
+    lost = loss_label(metric).partition(",")[0].capitalize()
     make_folder(folder / PICTURES)
     sections = []
     for name, drawing in drawn.items():
         svg, files = write_picture(drawing, folder / PICTURES, name)
-        sections.append(Figure(name, *CAPTIONS[name], [svg], wide=True))
+        heading, caption = CAPTIONS[name]
+        caption = caption.replace("LOST", lost).replace("METRIC", metric.name)
+        sections.append(Figure(name, heading, caption, [svg], wide=True))
         written += files
-    page = Page(f"softshare: a study of {title}", _cards(rows), sections, _table(rows))
+    page = Page(f"softshare: a study of {title}", _cards(rows, metric), sections, _table(rows, metric))
     write_atomic(written[0], render(page).encode())
     return written
 
 
 def study_title(study: Path) -> str:
     """What was compressed, by the front's results; the folder's name where there is none."""
+    found = _front_result(study)
+    return found.experiment if found else study.resolve().name
+
+
+def study_metric(study: Path) -> Metric:
+    """What the trials are judged by, by the front's results; the error in percent where there is none."""
+    found = _front_result(study)
+    return found.metric if found else Metric()
+
+
+def _front_result(study: Path) -> Result | None:
     found = sorted((study / FRONT).glob(f"*/{RESULT}"))
-    return Result.load(found[0]).experiment if found else study.resolve().name
+    return Result.load(found[0]) if found else None
 
 
-def study_figures(title: str, rows: Sequence[Row], others: Others) -> dict[str, Any]:
+def study_figures(title: str, rows: Sequence[Row], others: Others, metric: Metric) -> dict[str, Any]:
     space = {name: ends for name, ends in known_ranges().items() if name in rows[0].settings}
     with styled():
         return {
-            "front": draw_front(front_data(title, rows, others)),
-            "settings": draw_settings(settings_data(title, rows, space)),
+            "front": draw_front(front_data(title, rows, others, metric)),
+            "settings": draw_settings(settings_data(title, rows, space, metric)),
         }
 
 
-def _cards(rows: Sequence[Row]) -> dict[str, str]:
+def _cards(rows: Sequence[Row], metric: Metric) -> dict[str, str]:
     best = front(rows)
     return {
         "trials": f"{len(rows)}",
         "trained to their end": f"{sum(row.state == 'complete' for row in rows)}",
         "that no other beats": f"{len(best)}",
         "times smaller, at most": f"{best[0].ratio or 0:.1f}",
-        "validation error before": f"{best[0].validation_error_before or 0:.2f}%",
-        "validation error, at best": f"{best[-1].validation_error or 0:.2f}%",
+        f"validation {metric.name} before": metric.text(best[0].validation_error_before or 0),
+        f"validation {metric.name}, at best": metric.text(best[-1].validation_error or 0),
     }
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row], metric: Metric) -> Table:
     names = list(rows[0].settings)
-    heads = ["trial", "on the front", "validation error %", "test error %", "bytes", "ratio", *names]
+    heads = ["trial", "on the front", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio", *names]
     lines = []
     for row in rows:
         values = [row.validation_error, row.test_error, row.file_bytes, row.ratio, *map(row.settings.get, names)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from softshare.errors import FormatError, NotAvailableError
 from softshare.result import frontier
+from softshare.task import Metric
 
 if TYPE_CHECKING:
     import optuna
@@ -21,7 +22,10 @@ MEASURED, REASON = "measured", "reason"  # attributes of a trial in the study
 
 @dataclass(frozen=True)
 class Row:
-    """One trial. What was not measured is None: a trial that was stopped has no file."""
+    """One trial. What was not measured is None: a trial that was stopped has no file.
+
+    An error here is the value of the task's metric, whatever that is.
+    """
 
     trial: int
     state: str  # complete or pruned
@@ -38,7 +42,7 @@ class Row:
     test_error: float | None = None
 
 
-def rows_of(study: optuna.Study) -> list[Row]:
+def rows_of(study: optuna.Study, metric: Metric) -> list[Row]:
     """The finished trials, in their order, with the front marked."""
     rows = []
     for trial in study.get_trials(deepcopy=False):
@@ -54,16 +58,16 @@ def rows_of(study: optuna.Study) -> list[Row]:
                     settings=dict(trial.params),
                 )
             )
-    return with_front(rows)
+    return with_front(rows, metric)
 
 
 _FIGURES = ("validation_error_before", "validation_error", "file_bytes", "ratio", "han_ratio", "seconds")
 
 
-def with_front(rows: Sequence[Row]) -> list[Row]:
-    """The same rows, with those marked that no other complete one beats in both bytes and error."""
+def with_front(rows: Sequence[Row], metric: Metric) -> list[Row]:
+    """The same rows, with those marked that no other complete one beats in both bytes and metric."""
     points = {row.trial: (row.file_bytes, row.validation_error) for row in rows if row.state == "complete"}
-    known = {k: (n, e) for k, (n, e) in points.items() if n is not None and e is not None}
+    known = {k: (n, metric.badness(e)) for k, (n, e) in points.items() if n is not None and e is not None}
     best = {min(k for k, point in known.items() if point == p) for p in frontier(known.values())}
     return [dataclasses.replace(row, on_front=row.trial in best) for row in rows]
 

@@ -13,7 +13,7 @@ from softshare.report.style import SERIES, epoch_tips, new_figure, shorten
 
 MOST_LINES = 7
 _CURVES = {
-    "validation_error": ("Validation error", "percent"),
+    "validation_error": ("", ""),  # what the task measures
     "task_loss": ("Task loss", "nats, mean of the epoch"),
     "prior_loss": ("Prior", "-log p(w, theta) in nats"),
     "complexity_bits": ("Complexity cost by the mixtures", "kB"),
@@ -39,7 +39,9 @@ def curves_data(run: Run) -> tuple[Curve, ...]:
         return ()
     epochs = np.array([row["epoch"] for row in run.history])
     found = []
-    for column, (title, unit) in _CURVES.items():
+    unit = "percent" if run.metric.unit == "%" else run.metric.unit
+    titles = _CURVES | {"validation_error": (f"Validation {run.metric.name}", unit)}
+    for column, (title, unit) in titles.items():
         values = np.array([row[column] for row in run.history])
         found.append(Curve(title, unit, epochs, {"": values / 8000 if column == "complexity_bits" else values}))
     names = [name for name in run.history[-1] if name.startswith(_DENSITY)]
