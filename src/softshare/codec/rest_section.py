@@ -1,6 +1,6 @@
 """The section of a tensor that is not shared: its values, by byte plane if that is smaller (docs/format.md 6).
 
-A floating-point tensor is stored in `EncodeConfig.rest_dtype` if that is narrower than its own dtype, and decodes to its
+A floating-point tensor is stored in `EncodeConfig.rest_dtype` if that is narrower than its own dtype. It decodes to its
 own dtype. The default, "float32", loses nothing: a float64 tensor is stored as float64 unless float32 holds all of it.
 """
 

@@ -68,12 +68,16 @@ def _detached(model: nn.Module) -> Any:
             vars(module)[name] = value
 
 
-def require_ordinary(state: Mapping[str, Any]) -> None:
-    """Raise for tensors that cannot be stored: sparse, quantized, on the meta device."""
+def require_ordinary(state: Mapping[str, Tensor]) -> None:
+    """Raise for tensors that cannot be stored: lazy, sparse, quantized, on the meta device."""
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ModelError(
+            f"expected an initialized model, but these tensors are lazy: {', '.join(lazy)}. Run one batch through the "
+            "model first"
+        )
     problems = []
     for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or is_lazy(tensor):
-            continue
         if tensor.is_meta:
             problems.append(f"{name} is on the meta device; give it memory first, as by model.to_empty(device='cpu')")
         elif tensor.layout != torch.strided:

@@ -27,8 +27,9 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
     """
     small = copied(model)
     if weights is not None:
+        dropped = weights.dropped if isinstance(weights, QuantizedWeights) else ()
         state = weights.state_dict() if isinstance(weights, QuantizedWeights) else weights
-        load_state_(small, state, "the state dict")
+        load_state_(small, state, "the state dict", strict=not dropped)
     links = [dataclasses.replace(link, has_bias=True) for link in find_links(small)[0] if link.n_units]
     layers = {name: small.get_submodule(name) for link in links for name in (link.source, link.target)}
     tensors = {k: t for name, layer in layers.items() for k, t in _tensors(name, layer).items()}

@@ -70,7 +70,8 @@ class _Trial:
 
     def loss(self, quantized: QuantizedWeights) -> float:
         """Of the network with these weights, which it has from now on."""
-        load_state_(self._model, quantized.state_dict(), "the quantized network")
+        state, strict = quantized.state_dict(), not quantized.dropped
+        load_state_(self._model, state, "the quantized network", strict=strict)
         with seeded(self._model, 0):
             return sum(float(self._task.loss(self._model, batch).detach()) for batch in self._batches)
 
