@@ -44,7 +44,7 @@ from softshare.codec.wire import Reader
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.network.weights import check_fits, layout
-from softshare.network.wrapped import unwrapped, without_prefix
+from softshare.network.wrapped import under_names, unwrapped
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (docs/format.md 7)
@@ -220,7 +220,7 @@ def load_into_(
     """
     with _opened(path) as file:
         header = _open(file, model)
-        names = without_prefix(_wanted(header, None), unwrapped(model).state_dict())
+        names = under_names(_wanted(header, None), unwrapped(model).state_dict())
         stored = {e.name: torch.empty(e.shape, dtype=DTYPES[e.kind.dtype], device="meta") for e in header.entries}
         fitting = {name: stored[s] for name, s in names.items()}
         target = check_fits(model, fitting, os.fspath(path), strict=strict, advice=_PARTIAL)

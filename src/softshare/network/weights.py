@@ -16,7 +16,7 @@ from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import names_of_each, tied_names
 from softshare.network.normed import divides_by_norm, is_computed
-from softshare.network.wrapped import require_ordinary, unwrapped, without_prefix
+from softshare.network.wrapped import require_ordinary, under_names, unwrapped
 
 OWN_FROM = 1 << 10  # weights: a smaller parameter of a module that is not known is kept, because it saves little
 KEPT_FROM = 0.05  # share of the weights: if more are not compressed, a message says so
@@ -281,7 +281,7 @@ def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str, *, s
     """
     target = check_fits(model, state, source, strict=strict)
     with torch.no_grad():
-        for name, tensor in without_prefix(state, target).items():
+        for name, tensor in under_names(state, target).items():
             target[name].copy_(tensor)
 
 
@@ -293,7 +293,7 @@ def check_fits(
     `state` may be on the meta device. The error ends with the advice if tensors are missing and all others fit.
     """
     target = {name: t for name, t in unwrapped(model).state_dict().items() if isinstance(t, Tensor)}
-    state = without_prefix(state, target)
+    state = under_names(state, target)
     missing = [name for name in target if name not in state] if strict else []
     problems = [f"missing from the file: {name}" for name in missing]
     problems += [f"not in the model: {name}" for name in state if name not in target]
