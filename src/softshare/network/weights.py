@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from softshare._util.float64 import in_float64
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import names_of_each, tied_names
@@ -146,7 +147,7 @@ class WeightView:
 
     def range(self) -> tuple[float, float]:
         """The smallest and the largest shared weight. Both are NaN if any weight is."""
-        ends = torch.stack([torch.stack(torch.aminmax(t.detach())).double() for t in self.tensors if t.numel()])
+        ends = torch.stack([in_float64(torch.stack(torch.aminmax(t.detach()))) for t in self.tensors if t.numel()])
         return float(ends[:, 0].min()), float(ends[:, 1].max())
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from softshare._util.float64 import in_float64
 from softshare.network.chains import Link, find_links
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied
@@ -70,7 +71,8 @@ def _empty_units_(
     constant = _arriving(link, units.bias)
     known = (constant == 0) | (~constant.isnan() & uniform)
     folds = feeds & ~reads & known
-    next_bias += (units.outgoing[:, folds].double().sum(2) @ constant[folds].double()).to(next_bias.dtype)
+    added = in_float64(units.outgoing[:, folds]).sum(2) @ in_float64(constant[folds])
+    next_bias += added.to(next_bias.dtype).to(next_bias.device)
     gone = folds | (~feeds & (reads | (units.bias != 0)))
     units.zero_(gone)
     return bool(gone.any())
