@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
 from softshare.network.weights import WeightView, kept_message
+from softshare.paper.verify import verify
 from softshare.simplify.shrink import shrink
 
 BODY = ss.Rule("body.*", drop=True)
@@ -101,6 +102,17 @@ def test_a_file_without_the_body_completes_the_network(tmp_path: Path) -> None:
     assert result.error_after == pytest.approx(compressed.history[-1].validation_error, rel=0.01)
     assert result.n_weights == sum(p.numel() for p in fresh.head.parameters())  # what the file does not hold is no gain
     assert (result.file_bytes, result.ratio) == (size, 4 * result.n_weights / size)
+
+
+def test_a_run_that_drops_tensors_is_verified_over_the_tasks_network(tmp_path: Path) -> None:
+    task = make_task()
+    compressed = ss.compress(task, CONFIG)
+    result = ss.measure(task, compressed, CONFIG)
+    compressed.save(tmp_path / "model.sws")
+    (tmp_path / "result.json").write_text(result.to_json(), encoding="utf-8")
+    (check,) = verify(tmp_path, task=task)
+    assert check.differences == ()
+    assert check.error == pytest.approx(result.error_after)
 
 
 def test_a_partial_file_may_lack_tensors_but_not_have_others(tmp_path: Path) -> None:
