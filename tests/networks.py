@@ -1,4 +1,4 @@
-"""Small networks of four kinds, each with a task that it learns in a second."""
+"""Small networks of five kinds, each with a task that it learns in a second."""
 
 from __future__ import annotations
 
@@ -56,6 +56,21 @@ def conv_net() -> nn.Module:
     )
 
 
+def chain() -> nn.Module:
+    """Layers that feed each other unit by unit, so that simplifying moves units."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(72, 16),
+        nn.ReLU(),
+        nn.Linear(16, CLASSES),
+    )
+
+
 def conv_net_1d() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 8, 3), nn.ReLU(), nn.Conv1d(8, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32, CLASSES)
@@ -89,6 +104,7 @@ def _series_1d(n: int) -> tuple[Tensor, Tensor]:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Tensor]]]] = {
     "transformer": (Transformer, _words),
     "batch-norm": (conv_net, _images),
+    "chain": (chain, _images),
     "lstm": (Recurrent, _series),
     "conv-1d": (conv_net_1d, _series_1d),
 }

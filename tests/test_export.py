@@ -90,6 +90,41 @@ def test_other_outputs_of_onnxruntime_are_not_written(tmp_path: Path, monkeypatc
     assert path.read_bytes() == b"a file"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "passes", "fails"),
+    [
+        (torch.float64, 1e-10, 1e-8),
+        (torch.float32, 1e-5, 1e-3),
+        (torch.float16, 1e-3, 0.1),
+        (torch.bfloat16, 0.02, 0.2),
+    ],
+)
+def test_the_tolerance_knows_the_dtype(
+    dtype: torch.dtype, passes: float, fails: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: name)
+    monkeypatch.setattr(export, "_onnx", lambda *_: b"a file")
+    model, x = nn.Linear(3, 2).to(dtype), torch.ones(4, 3, dtype=dtype)
+    outputs = model(x).detach().double()
+    monkeypatch.setattr(export, "_run", lambda *_: [outputs * (1 + passes)])
+    assert ss.export_onnx(model, (x,), tmp_path / "model.onnx") == pytest.approx(passes, rel=0.01)
+    monkeypatch.setattr(export, "_run", lambda *_: [outputs * (1 + fails)])
+    with pytest.raises(ModelError, match=f"the limit for {str(dtype).removeprefix('torch.')}; nothing was written"):
+        ss.export_onnx(model, (x,), tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+def test_a_network_in_half_precision(tmp_path: Path) -> None:
+    """onnxruntime runs float16 with other sums, and no bfloat16 at all on a CPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    x = torch.randn(8, 64)
+    assert 0 < ss.export_onnx(model.half(), (x.half(),), tmp_path / "half.onnx") < 1e-2
+    with pytest.raises(ModelError, match=r"onnxruntime cannot run this network, .* bfloat16; try model\.float\(\)"):
+        ss.export_onnx(model.bfloat16(), (x.bfloat16(),), tmp_path / "brain.onnx")
+    assert not (tmp_path / "brain.onnx").exists()
+
+
 @pytest.mark.slow
 def test_a_network_that_torch_cannot_export(tmp_path: Path) -> None:
     class Branch(nn.Module):

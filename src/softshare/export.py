@@ -19,7 +19,8 @@ from softshare.codec import MAX_BYTES, decode
 from softshare.errors import ConfigError, ModelError, NotAvailableError
 from softshare.quantization.quantized import QuantizedTensor
 
-TOLERANCE = 1e-4  # relative to an output's largest value; float sums in another order differ far less
+# How far outputs may differ, relative to the largest value of an output. Float sums in another order differ far less.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # by position, or by name
 
@@ -29,7 +30,8 @@ def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) 
     """Write the network in evaluation mode, with dense weights, and return the largest difference of an output.
 
     Before writing, onnxruntime runs the exported network on the same inputs. If its outputs differ from PyTorch's,
-    nothing is written. The first dimension of every input may have any size, if the network allows it.
+    nothing is written. How far they may differ depends on the coarsest dtype of the network, its inputs and outputs.
+    The first dimension of every input may have any size, if the network allows it.
     """
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
@@ -49,11 +51,13 @@ def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) 
     finally:
         model.train(training)
     wanted = [t.cpu() for t in tree_leaves(expected) if isinstance(t, Tensor)]
-    difference = _difference(_run(data, inputs), wanted)
-    if not difference <= TOLERANCE:
+    coarsest = _coarsest([*model.parameters(), *model.buffers(), *in_order, *by_name.values(), *wanted])
+    difference = _difference(_run(data, inputs, coarsest), wanted)
+    if not difference <= TOLERANCES[coarsest]:
         raise ModelError(
-            f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than {TOLERANCE:g}; "
-            "nothing was written. Check whether something in the network is random"
+            f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than "
+            f"{TOLERANCES[coarsest]:g}, the limit for {_name(coarsest)}; nothing was written. Check whether something "
+            "in the network is random"
         )
     write_atomic(path, data)
     return difference
@@ -85,14 +89,30 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
     return data
 
 
-def _run(data: bytes, inputs: Inputs) -> list[Tensor]:
+def _coarsest(tensors: list[Tensor]) -> torch.dtype:
+    """The least precise dtype of floating-point tensors; float32 if there is none of the known ones."""
+    known = [t.dtype for t in tensors if t.dtype in TOLERANCES]
+    return max(known, key=lambda dtype: TOLERANCES[dtype], default=torch.float32)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _run(data: bytes, inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    names = [i.name for i in session.get_inputs()]
-    pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
-    given = {name: t.detach().cpu().numpy() for name, t in pairs}
-    return [torch.from_numpy(values) for values in session.run(None, given)]
+    try:
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        names = [i.name for i in session.get_inputs()]
+        pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
+        given = {name: t.detach().cpu().numpy() for name, t in pairs}
+        return [torch.from_numpy(values) for values in session.run(None, given)]
+    except Exception as error:  # it lacks many operations in bfloat16, and some in float64
+        advice = "" if dtype == torch.float32 else f". The network has tensors of {_name(dtype)}; try model.float()"
+        raise ModelError(
+            f"onnxruntime cannot run this network, so nothing was written: {type(error).__name__}: {error}{advice}"
+        ) from error
 
 
 def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:

@@ -169,7 +169,10 @@ def test_a_bad_value_is_refused_with_its_option() -> None:
         (["--mixing-prior", "zero=1,free=-2"], "^--mixing-prior: Dirichlet: free must be"),
         (["--width", "wide"], "^--width: expected a number or 'none', got 'wide'"),
         (["--codec", "zip"], "^--codec: expected one of han, adaptive, got 'zip'"),
-        (["--rule", "fc1.weight"], "^--rule: expected 'share:PATTERN' or 'keep:PATTERN', got 'fc1.weight'"),
+        (
+            ["--rule", "fc1.weight"],
+            "^--rule: expected 'share:PATTERN', 'keep:PATTERN' or 'drop:PATTERN', got 'fc1.weight'",
+        ),
         (["--set", "tau"], "^--set: expected NAME=VALUE, for example tau=0.01, got 'tau'"),
         (["--set", "Tau=1"], "^unknown setting 'Tau'; known are "),
         (["--set", "tau=x"], "^tau: expected a number, got 'x'"),

@@ -164,9 +164,21 @@ def test_the_dict_is_plain_and_carries_its_version() -> None:
     assert values["prior"]["mixing_prior"] == {"alpha": 900, "beta": 0.1}
     assert values["prior"]["zero_precision_prior"] is None
     assert json.loads(json.dumps(values))["prior"]["rules"] == [
-        {"pattern": "*.bias", "share": False},
-        {"pattern": "conv?.[ab]*", "share": True},
+        {"pattern": "*.bias", "share": False, "drop": False},
+        {"pattern": "conv?.[ab]*", "share": True, "drop": False},
     ]
+
+
+def test_rules_that_were_recorded_before_drop_still_load() -> None:
+    values = a_dict(prior={"rules": [{"pattern": "a", "share": True}, {"pattern": "b", "share": False}]})
+    assert CompressConfig.from_dict(values).prior.rules == (Rule("a", share=True), Rule("b", share=False))
+    dropping = CompressConfig().override(rules=(Rule("b", drop=True),))
+    assert CompressConfig.from_dict(dropping.to_dict()) == dropping
+
+
+def test_a_rule_shares_or_drops() -> None:
+    with pytest.raises(ConfigError, match="rule: expected share or drop, got 'both for a'"):
+        Rule("a", share=True, drop=True)
 
 
 def test_what_a_dict_leaves_out_is_the_default() -> None:

@@ -111,7 +111,7 @@ def recipe() -> QuantizedWeights:
     shared.append(QuantizedTensor("unused.weight", (4, 5), torch.float16, zeros, usual))
     random = numbers(99)
     rest = {
-        "scale": torch.tensor(1 / 3, dtype=torch.float64),
+        "scale": torch.tensor(1 / 3).double(),  # float32 holds it
         "norm.weight": floats(8, 20),
         "norm.bias": torch.zeros(8),
         "norm.running_mean": floats(8, 21),

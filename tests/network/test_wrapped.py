@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 import softshare as ss
 from softshare.errors import ModelError
 from softshare.network.weights import WeightView, kept_message, load_state_
-from softshare.network.wrapped import copied, unwrapped, without_prefix
+from softshare.network.wrapped import copied, under_names, unwrapped
 
 
 def net() -> nn.Sequential:
@@ -39,7 +41,52 @@ def test_a_state_with_a_prefix_fits() -> None:
     load_state_(model, wanted, "state")
     assert all((p == 3).all() for p in model.parameters())
     known = {"module.a": 1}
-    assert without_prefix(known, known) == known  # the network's own names begin with it
+    assert under_names(known, known) == known  # the network's own names begin with it
+    both = ["module.a", "a"]
+    assert under_names({"_orig_mod.a": 1}, both) == {"_orig_mod.a": 1}  # it could be either
+    assert under_names({"module.a": 1, "a": 2}, ["_orig_mod.a"]) == {"module.a": 1, "a": 2}
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    out: Any = torch.compile(model, backend="eager")
+    return out
+
+
+def part_wrapped(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    model = net()
+    model[2] = wrap(model[2])
+    return model
+
+
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
+    "parallel": lambda: nn.DataParallel(net()),
+    "compiled": lambda: compiled(net()),
+    "both": lambda: nn.DataParallel(compiled(net())),
+    "a part compiled": lambda: part_wrapped(compiled),
+    "a part parallel": lambda: part_wrapped(nn.DataParallel),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("source", ["names", "no names", "state dict"])
+def test_files_go_between_wrapped_and_plain_networks(kind: str, source: str, tmp_path: Path) -> None:
+    file, wrapped = tmp_path / "model.sws", WRAPPED[kind]()
+    for model, target in ((wrapped, net()), (net(), wrapped)):
+        with torch.no_grad():
+            for k, p in enumerate(model.parameters()):
+                p.copy_(torch.linspace(-1, 1, p.numel()).reshape(p.shape) + k)
+            for p in target.parameters():
+                p.zero_()
+        if source == "state dict":
+            ss.compress_weights(model.state_dict()).save(file)
+        else:
+            quantized = ss.MixturePrior(model, ss.PriorConfig(zero_mixing=0.1)).quantize()
+            config = ss.EncodeConfig(names="keep" if source == "names" else "none")
+            dataclasses.replace(quantized, config=config).save(file)
+        ss.load_into_(target, file)
+        wanted = ss.load(file, like=model).values()
+        assert all(p.any() for p in target.parameters())
+        assert all(torch.equal(p, t) for p, t in zip(target.parameters(), wanted, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -92,16 +139,73 @@ def test_views_of_one_memory_are_refused_unless_they_lie_apart() -> None:
         WeightView.of(crossed)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "what"),
-    [(torch.eye(3).to_sparse(), "to_dense"), (torch.empty(3, device="meta"), "meta device")],
-    ids=["sparse", "meta"],
-)
-def test_tensors_that_cannot_be_stored_are_named(tensor: torch.Tensor, what: str) -> None:
+def with_tensor(tensor: torch.Tensor) -> nn.Module:
     model = net()
     model.register_buffer("odd", tensor)
-    with pytest.raises(ModelError, match=rf"odd .*{what}"):
-        WeightView.of(model)
+    return model
+
+
+def with_view(make: Callable[[torch.Tensor], torch.Tensor], buffer: bool = False) -> nn.Module:
+    model = net()
+    view = make(model.get_parameter("0.weight").data)
+    if buffer:
+        model.register_buffer("odd", view)
+    else:
+        model.register_parameter("odd", nn.Parameter(view))
+    return model
+
+
+# The network, and what `compress` and `compress_weights` say. Without a network, equal tensors are tied.
+ODD: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "transposed": (lambda: with_view(torch.Tensor.t), "share memory", "share memory"),
+    "slice": (lambda: with_view(lambda w: w[:2], buffer=True), "share memory", "share memory"),
+    "same memory": (lambda: with_view(lambda w: w), "share memory; tie them", ""),
+    "expanded": (lambda: with_tensor(torch.ones(1, 4).expand(8, 4)), "odd .* expanded", "odd .* expanded"),
+    "sparse": (lambda: with_tensor(torch.eye(3).to_sparse()), "odd .*to_dense", "odd .*to_dense"),
+    "sparse rows": (lambda: with_tensor(torch.eye(3).to_sparse_csr()), "odd .*to_dense", "odd .*to_dense"),
+    "nested": (
+        lambda: with_tensor(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])),
+        "odd is a nested tensor",
+        "odd is a nested tensor",
+    ),
+    "meta": (lambda: with_tensor(torch.empty(3, device="meta")), "odd .*meta device", "odd .*meta device"),
+    "quantized": (
+        lambda: with_tensor(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)),
+        "odd .*before quantizing",
+        "odd .*before quantizing",
+    ),
+    "lazy": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.LazyLinear(2)),
+        r"lazy: 1\.weight, 1\.bias\. Run one batch",
+        r"lazy: 1\.weight, 1\.bias\. Run one batch",
+    ),
+    "complex": (
+        lambda: with_tensor(torch.zeros(2, dtype=torch.complex64)),
+        "'odd': cannot store torch.complex64",
+        "'odd': cannot store torch.complex64",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(CSR|sparse csr|nested tensors|quantiz).*")
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_cannot_be_stored_are_named(kind: str) -> None:
+    make, by_network, by_state = ODD[kind]
+    x = torch.randn(16, 4)
+    task = ss.Task(
+        model=make(),
+        train=[(x, (x[:, 0] > 0).long())],
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        evaluate=lambda model: 1.0,
+        n_examples=16,
+    )
+    with pytest.raises(ModelError, match=by_network):
+        ss.compress(task, ss.CompressConfig().override(epochs=1))
+    if by_state:
+        with pytest.raises(ModelError, match=by_state):
+            ss.compress_weights(make().state_dict())
+    else:
+        ss.compress_weights(make().state_dict())
 
 
 def test_what_is_not_compressed_is_said_if_it_counts() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import softshare as ss
 from softshare.simplify.symmetries import folded
-from softshare.simplify.trial import broken_links
+from softshare.simplify.trial import broken_by_outputs, broken_links
 
 Batch = tuple[Tensor, Tensor]
 KEPT = (ss.Rule("second.*", share=False),)  # no loss trains it in some of the tests
@@ -98,3 +98,58 @@ def test_layers_of_one_reason_share_a_message() -> None:
         "block.0, block.1, block.2, block.3 and 996 more: unchanged: it is tied",
         "head: unchanged: it is empty",
     ]
+
+
+def unbatched_task() -> ss.Task:
+    """The loss gives the network one image of shape (C, H, W). Flattening from dimension 1 then keeps the channels
+    apart, and the next layer's 16 inputs are places, though 4 channels divide them.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 2))
+    x = torch.randn(64, 1, 6, 6)
+    y = (x.mean((1, 2, 3)) > 0).long()
+
+    def logits(model: nn.Module, images: Tensor) -> Tensor:
+        return torch.stack([model(image)[0] - model(image)[1] for image in images])  # (images, 2)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(logits(model, batch[0]), batch[1])
+
+    def error(model: nn.Module) -> float:
+        return float(loss(model, (x, y)))
+
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(model, (x, y)).backward()
+        optimizer.step()
+    batches = list(zip(x.split(16), y.split(16), strict=True))
+    return ss.Task(model, batches, loss, error, 64, metric=ss.Metric("loss", ""))
+
+
+def test_units_of_a_convolution_without_a_batch_dimension_stay() -> None:
+    task = unbatched_task()
+    config = CONFIG.override(rules=(), codebook_dtype="float32")
+    compressed = ss.compress(task, config)
+    assert any("0: unchanged: with its units in another order the loss is" in text for text in compressed.messages)
+    assert "0.weight" not in compressed.moved
+    plain = ss.compress(task, config.override(symmetries=False))
+    for name in ("0.weight", "0.bias"):
+        assert torch.equal(compressed.state_dict()[name], plain.state_dict()[name])
+    task.model.load_state_dict(compressed.state_dict())
+    assert task.judge(task.model) == pytest.approx(compressed.history[-1].validation_error, rel=1e-4)
+
+
+def test_without_a_task_the_outputs_decide() -> None:
+    task = unbatched_task()
+    model, image = task.model, next(iter(task.train))[0][0]
+    quantized = ss.MixturePrior(model, CONFIG.override(rules=()).prior).quantize().quantized
+    reason = {"0": "with its units in another order the network has other outputs"}
+    assert broken_by_outputs(model, [((image,), {})], quantized) == reason
+    assert list(broken_by_outputs(model, [], quantized)) == ["0", "3"]  # nothing to compare
+    assert list(broken_by_outputs(model, [((image[:, :2],), {})], quantized)) == ["0", "3"]  # it raises
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    quantized = ss.MixturePrior(model, CONFIG.override(rules=()).prior).quantize().quantized
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    assert broken_by_outputs(model, [((), {"input": torch.randn(3, 4)})], quantized) == {}
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())

@@ -154,6 +154,27 @@ def test_the_network_runs_once() -> None:
     assert task.model.passes == 2
 
 
+def test_a_loss_that_calls_the_network_twice_gets_two_passes() -> None:
+    """Two passes with dropout differ. The outputs reuse the second one."""
+    seen: list[Tensor] = []
+
+    def twice(model: nn.Module, batch: Batch) -> Tensor:
+        seen.extend(model(batch[0]) for _ in range(2))
+        return F.cross_entropy(seen[-2], batch[1]) + F.mse_loss(seen[-2], seen[-1])
+
+    def outputs(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append(model(batch[0]))
+        return seen[-1]
+
+    task = make_task(loss=twice, outputs=outputs)
+    assert isinstance(task.model, Net)
+    distilled(task, Net(1), 0.5).loss(task.model.train(), batch()).backward()
+    _, first, second, student = seen  # the teacher's outputs come first
+    assert task.model.passes == 2
+    assert not torch.equal(first, second)
+    assert student is second
+
+
 def test_another_input_is_another_pass() -> None:
     task = make_task(outputs=lambda model, batch: model(batch[0].clone() + 1))
     student = distilled(task, Net(1), 1.0)

@@ -44,7 +44,7 @@ from softshare.codec.wire import Reader
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.network.weights import check_fits, layout
-from softshare.network.wrapped import unwrapped, without_prefix
+from softshare.network.wrapped import under_names, unwrapped
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
 MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (docs/format.md 7)
@@ -56,6 +56,7 @@ _SPOOL = 1 << 26  # bytes of sections kept in memory until the header can be wri
 _READ = 1 << 20
 _N_NONZERO = 9  # first bytes of a section: no varint is longer
 _DEFAULTS = EncodeConfig()
+_PARTIAL = "give strict=False to load it and to leave what is missing as it is in the model"
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -103,6 +104,11 @@ def check(quantized: QuantizedWeights, config: EncodeConfig = _DEFAULTS) -> None
 
 def _header(quantized: QuantizedWeights, config: EncodeConfig) -> Header:
     """The header without the lengths of the sections, and without the choice of how each unshared tensor is coded."""
+    if quantized.dropped and config.names == "none":
+        raise ConfigError(
+            f"names='none': such a file cannot say which tensors are left out, here {quantized.dropped[0]} by a drop "
+            "rule. Use names='keep'"
+        )
     codebooks: dict[tuple[bytes, str], tuple[int, Codebook]] = {}  # equal codebooks are stored once
     entries = tuple(_entry(name, t, config, codebooks) for name, t in _tensors(quantized).items())
     books = tuple(book for _, book in codebooks.values())
@@ -204,16 +210,20 @@ def load(
     return {name: state[stored] for name, stored in wanted.items()}
 
 
-def load_into_(model: nn.Module, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
+def load_into_(
+    model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, threads: int | None = None
+) -> None:
     """Copy a file's tensors into the model, in place and one by one. No tensor is larger than the model's own.
 
-    If any tensor does not fit, raise an error that lists all that do not, and copy none.
+    If any tensor does not fit, raise an error that lists all that do not, and copy none. With `strict=False` the file
+    may lack tensors of the model, which stay as they are.
     """
     with _opened(path) as file:
         header = _open(file, model)
-        names = without_prefix(_wanted(header, None), unwrapped(model).state_dict())
+        names = under_names(_wanted(header, None), unwrapped(model).state_dict())
         stored = {e.name: torch.empty(e.shape, dtype=DTYPES[e.kind.dtype], device="meta") for e in header.entries}
-        target = check_fits(model, {name: stored[s] for name, s in names.items()}, os.fspath(path))
+        fitting = {name: stored[s] for name, s in names.items()}
+        target = check_fits(model, fitting, os.fspath(path), strict=strict, advice=_PARTIAL)
         aliases: dict[str, list[str]] = {}
         for name, s in names.items():
             aliases.setdefault(s, []).append(name)

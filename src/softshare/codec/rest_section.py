@@ -1,7 +1,7 @@
 """The section of a tensor that is not shared: its values, by byte plane if that is smaller (docs/format.md 6).
 
 A floating-point tensor is stored in `EncodeConfig.rest_dtype` if that is narrower than its own dtype. It decodes to its
-own dtype: under "float32", a float64 tensor comes back as float64, rounded to float32's precision.
+own dtype. The default, "float32", loses nothing: a float64 tensor is stored as float64 unless float32 holds all of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
     """How the tensor is stored if it is stored raw."""
     dtype = dtype_name(name, tensor.dtype)
     narrower = tensor.is_floating_point() and DTYPES[config.rest_dtype].itemsize < tensor.dtype.itemsize
+    if narrower and config.rest_dtype == "float32":
+        narrower = _is_float32(tensor.detach().cpu())
     return Rest(dtype, config.rest_dtype if narrower else dtype, planes=False)
+
+
+def _is_float32(tensor: Tensor) -> bool:
+    """Whether a float64 tensor survives float32, bit for bit."""
+    return torch.equal(tensor.float().double().view(torch.int64), tensor.view(torch.int64))
 
 
 def check(name: str, tensor: Tensor, config: EncodeConfig) -> None:

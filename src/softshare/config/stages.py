@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from softshare._util.schema import Versioned, require, require_types
@@ -46,16 +48,24 @@ _BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=
 
 @dataclass(frozen=True)
 class Rule:
-    """Whether the tensors whose state-dict name matches the shell pattern are shared or kept unchanged."""
+    """Whether the tensors whose state-dict name matches the shell pattern are shared, kept unchanged, or dropped.
+
+    A dropped tensor is left out of the file. It must be frozen, and whoever loads the file must have it already.
+    """
 
     pattern: str
-    share: bool
+    share: bool = False
+    drop: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)
+        require(not (self.share and self.drop), "rule", "share or drop", f"both for {self.pattern}")
 
     def __str__(self) -> str:
-        return f"{'share' if self.share else 'keep'}:{self.pattern}"
+        return f"{'share' if self.share else 'drop' if self.drop else 'keep'}:{self.pattern}"
+
+    def matches(self, names: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, self.pattern) for name in names)
 
 
 Mixtures = Literal["global", "layer"]
@@ -132,7 +142,8 @@ class PriorConfig:
     )
     rules: tuple[Rule, ...] = option(
         (),
-        "Which tensors are shared, by name: any number of 'share:PATTERN' and 'keep:PATTERN'. The first match decides.",
+        "Which tensors are shared, by name: any number of 'share:PATTERN', 'keep:PATTERN' and 'drop:PATTERN'. The "
+        "first match decides. A dropped tensor is left out of the file; it must be frozen.",
     )
 
     def __post_init__(self) -> None:

@@ -58,9 +58,9 @@ def parse(name: str, text: str, shown: str | None = None) -> Any:
 
 def parse_rule(text: str, shown: str = "rules") -> Rule:
     verb, colon, pattern = text.partition(":")
-    if not (colon and pattern and verb in ("share", "keep")):
-        raise ConfigError(f"{shown}: expected 'share:PATTERN' or 'keep:PATTERN', got {text!r}")
-    return Rule(pattern, verb == "share")
+    if not (colon and pattern and verb in ("share", "keep", "drop")):
+        raise ConfigError(f"{shown}: expected 'share:PATTERN', 'keep:PATTERN' or 'drop:PATTERN', got {text!r}")
+    return Rule(pattern, share=verb == "share", drop=verb == "drop")
 
 
 def _parse_hyperprior(name: str, text: str, is_gamma: bool) -> Gamma | Beta | Dirichlet:

@@ -17,9 +17,9 @@ from softshare._util.files import write_atomic
 from softshare.codec import encode
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import EncodeConfig, Rule
-from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized
+from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized, with_norms
 from softshare.errors import ConfigError, ModelError
-from softshare.network.checkpoint import Checkpoint, open_checkpoint
+from softshare.network.checkpoint import Checkpoint, magnitudes_of, open_checkpoint
 from softshare.prior.mixture import Mixture
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
@@ -113,7 +113,7 @@ class _Work:
         for _ in range(MOST_TRIES):
             width, _ = _border(lambda width: fit(cells, width).error, aim)
             fitted = fit(cells, width)
-            tensor = quantized(name, self.checkpoint[name], fitted)
+            tensor = self._quantized(name, fitted)
             error = self._error(tensor)
             if error <= wanted:
                 return fitted, tensor
@@ -139,7 +139,7 @@ class _Work:
             if width == last:  # the next file would be the same
                 break
             fits = {name: fit(cells, width) for name, cells in self.cells.items()}
-            found = self._encoded(fits, [quantized(name, self.checkpoint[name], f) for name, f in fits.items()])
+            found = self._encoded(fits, [self._quantized(name, f) for name, f in fits.items()])
             size, last = len(found.data), width
             if size <= room and (best is None or size > len(best.data)):
                 best = found
@@ -149,6 +149,11 @@ class _Work:
         if best is None:
             raise ConfigError(f"bits: found no file of at most {wanted} bits a weight; allow more")
         return best
+
+    def _quantized(self, name: str, fitted: Fit) -> QuantizedTensor:
+        weights = self.checkpoint[name]
+        tensor, other = quantized(name, weights, fitted), magnitudes_of(name, self.checkpoint.tensors)
+        return tensor if other is None else with_norms(tensor, weights, self.checkpoint[other].shape)
 
     def _zeros(self, name: str) -> QuantizedTensor:
         tensor = self.checkpoint[name]
@@ -162,7 +167,7 @@ class _Work:
 
     def _weights(self, tensors: Sequence[QuantizedTensor]) -> QuantizedWeights:
         order = tuple(n for n in self.checkpoint.tensors if n in self.cells or n in self.rest)
-        return QuantizedWeights(tuple(tensors), self.rest, self.checkpoint.tied, order)
+        return QuantizedWeights(tuple(tensors), self.rest, self.checkpoint.tied, order, self.checkpoint.dropped)
 
     def _bytes(self, tensors: Sequence[QuantizedTensor]) -> bytes:
         return encode(self._weights(tensors), self.config)

@@ -8,7 +8,9 @@ hundred million weights as for a thousand.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from softshare.errors import ConfigError
 from softshare.prior.mixture import Mixture
 from softshare.quantization.assignment import order_values
 from softshare.quantization.quantized import QuantizedTensor, index_dtype
@@ -179,3 +182,32 @@ def quantized(name: str, weights: Tensor, fitted: Fit) -> QuantizedTensor:
     for part, target in zip(weights.detach().reshape(-1).split(_CHUNK), indices.split(_CHUNK), strict=True):
         torch.index_select(index_of, 0, torch.bucketize(part.float(), edges, out_int32=True), out=target)
     return QuantizedTensor(name, tuple(weights.shape), weights.dtype, indices, codebook)
+
+
+def with_norms(
+    tensor: QuantizedTensor,
+    weights: Tensor,  # that the tensor was quantized from
+    magnitudes: Sequence[int],  # shape of the magnitudes: a size above 1 where each slice has its own norm
+) -> QuantizedTensor:
+    """The direction of a `weight_norm`, where no slice has become 0: its norm divides it, so the weight would be NaN.
+
+    The largest weight of such a slice takes the nearest value other than 0.
+    """
+    own = [k for k, size in enumerate(magnitudes) if size > 1]
+    order = [*own, *(k for k in range(len(tensor.shape)) if k not in own)]
+    n = math.prod(tensor.shape[k] for k in own)
+    indices = tensor.indices.clone()
+    place = torch.arange(indices.numel()).reshape(tensor.shape).permute(order).reshape(n, -1)
+    values = weights.detach().reshape(-1).float()[place]  # (slices, weights)
+    dead = (indices[place] == 0).all(1) & (values != 0).any(1)
+    if not dead.any():
+        return tensor
+    if len(tensor.codebook) == 1:
+        raise ConfigError(
+            f"tensor {tensor.name}: all of its weights would become 0, and its norm divides them; allow more bits, or "
+            f"store it unchanged by the rule keep:{tensor.name}"
+        )
+    largest = values[dead].abs().argmax(1, keepdim=True)
+    nearest = (values[dead].gather(1, largest) - tensor.codebook[1:]).abs().argmin(1) + 1
+    indices[place[dead].gather(1, largest).flatten()] = nearest.to(indices.dtype)
+    return dataclasses.replace(tensor, indices=indices)

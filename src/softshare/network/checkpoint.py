@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,9 @@ from torch import Tensor
 from softshare._util.files import cannot_read, no_safetensors, read_bytes, write_atomic
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
+from softshare.network.memory import require_apart
+from softshare.network.weights import first_match, require_matches
+from softshare.network.wrapped import require_ordinary
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,7 @@ class Checkpoint:
     shared: tuple[str, ...]
     rest: tuple[str, ...]
     tied: dict[str, str]  # another name -> the name under which the tensor is listed
+    dropped: tuple[str, ...] = ()  # by every name: left out of the file
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].detach().cpu()
@@ -92,6 +95,9 @@ def open_checkpoint(
         raise ModelError(
             f"expected a state dict that holds only tensors, but these entries are not: {', '.join(wrong)}"
         )
+    if isinstance(source, dict):  # another mapping may read a tensor each time that it is asked for one
+        require_ordinary(plain := dict(source.items()))
+        require_apart(plain)
     return _checkpoint(source, {}, rules)
 
 
@@ -111,25 +117,37 @@ def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rule
     tied = {alias: tied.get(name, name) for alias, name in tied.items()}
     for alias, name in tied.items():
         names[name].append(alias)
-    for rule in rules:
-        if not any(fnmatchcase(alias, rule.pattern) for aliases in names.values() for alias in aliases):
-            raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join([*names, *tied])}")
-    shared = {name: _is_shared(kinds[name], aliases, rules) for name, aliases in names.items()}
-    rest = tuple(name for name in shared if not shared[name])
-    return Checkpoint(tensors, tuple(name for name in shared if shared[name]), rest, tied)
+    require_matches(rules, [*names, *tied])
+    decided = {name: first_match(rules, aliases) for name, aliases in names.items()}
+    left = {name: rule for name, rule in decided.items() if not (rule and rule.drop)}
+    shared = {name: None for name, rule in left.items() if _is_shared(kinds[name], rule)}
+    dropped = tuple(alias for name, aliases in names.items() if name not in left for alias in aliases)
+    tied = {alias: name for alias, name in tied.items() if name in left}
+    rest = tuple(name for name in left if name not in shared)
+    return Checkpoint(tensors, tuple(shared), rest, tied, dropped)
 
 
 def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _is_shared(tensor: Tensor, aliases: Sequence[str], rules: Sequence[Rule]) -> bool:
+def _is_shared(tensor: Tensor, rule: Rule | None) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return False
-    for rule in rules:
-        if any(fnmatchcase(name, rule.pattern) for name in aliases):
-            return rule.share
-    return tensor.dim() > 1
+    return rule.share if rule else tensor.dim() > 1
+
+
+def magnitudes_of(name: str, known: Container[str]) -> str | None:
+    """The tensor of magnitudes beside a direction of `weight_norm`, which is divided by its norm; None for all others.
+
+    There is no network to ask, so the names decide.
+    """
+    other = ""
+    if name.endswith("_v"):
+        other = f"{name[:-1]}g"
+    elif ".parametrizations." in f".{name}" and name.endswith(".original1"):
+        other = f"{name[:-1]}0"
+    return other if other in known else None
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from softshare._util.float64 import in_float64
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
-from softshare.network.wrapped import require_ordinary, unwrapped, without_prefix
+from softshare.network.memory import names_of_each, tied_names
+from softshare.network.normed import divides_by_norm, is_computed
+from softshare.network.wrapped import require_ordinary, under_names, unwrapped
 
+OWN_FROM = 1 << 10  # weights: a smaller parameter of a module that is not known is kept, because it saves little
 KEPT_FROM = 0.05  # share of the weights: if more are not compressed, a message says so
-# Weights and biases of these are shared by default. Normalization layers are not: their few parameters set scales.
+# Weights and biases of these are shared by default, and of all other modules the matrices. Normalization layers are
+# not: their few parameters set scales.
 SHARED_MODULES = (
     nn.Linear,
     nn.Bilinear,
@@ -38,23 +41,27 @@ class SharedTensor:
 
     name: str
     tensor: Tensor
+    alone: bool = False  # a matrix of a module that is not known: it is a layer by itself
 
 
 @dataclass(frozen=True, eq=False)
 class WeightView:
-    """A network's state, split into shared tensors and the rest. A tied tensor appears once, under its first name."""
+    """A network's state: shared tensors, the rest, and dropped ones. A tied tensor appears once, by its first name."""
 
     shared: tuple[SharedTensor, ...]
     rest: dict[str, Tensor]
     tied: dict[str, str]  # another name -> first name
     order: tuple[str, ...] = ()  # the first names of shared tensors and the rest, in the order of the network
+    dropped: dict[str, Tensor] = field(default_factory=dict)  # by every name: tensors that the file leaves out
+    normed: tuple[str, ...] = ()  # those of the rest that cannot be shared, because their norm divides them
 
     @classmethod
     def of(cls, model: nn.Module, rules: Sequence[Rule] = ()) -> WeightView:
-        """Apply name rules to every floating-point parameter. The first rule that matches decides.
+        """Apply name rules to every tensor. The first rule that matches decides. Any name of a tied tensor will do.
 
-        Without a matching rule, trainable parameters of `SHARED_MODULES` are shared. Buffers and integers are never
-        shared. A rule for a tied tensor may use any of its names.
+        Without a matching rule, trainable parameters of `SHARED_MODULES` are shared, and so are large matrices of other
+        modules. Buffers and integers are never shared. A dropped parameter must be frozen. Buffers are never dropped,
+        because training may change them.
         """
         model = unwrapped(model)
         state = model.state_dict(keep_vars=True)
@@ -63,38 +70,42 @@ class WeightView:
             raise ModelError(
                 f"expected a state dict that holds only tensors, but these entries are not: {', '.join(wrong)}"
             )
-        lazy = [name for name, value in state.items() if is_lazy(value)]
-        if lazy:
-            raise ModelError(
-                f"expected an initialized model, but these tensors are lazy: {', '.join(lazy)}. Run one batch through "
-                "the model first"
-            )
         require_ordinary(state)
-        names = _names_of_each(state)
-        for rule in rules:
-            if not any(fnmatchcase(name, rule.pattern) for name in state):
-                raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join(state)}")
-
+        names = names_of_each(state)
+        _require_matches(rules, state)
         owners = dict(model.named_modules(remove_duplicate=False))
-        shared, rest = [], {}
+        shared, rest, normed = [], {}, []
+        dropped: dict[str, Tensor] = {}
         for aliases in names:
-            tensor = state[aliases[0]]
-            modules = [owners.get(name.rpartition(".")[0]) for name in aliases]
-            if _is_shared(tensor, aliases, modules, rules):
-                shared.append(SharedTensor(aliases[0], tensor))
+            first, tensor = aliases[0], state[aliases[0]]
+            uses = [_Use(owners.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in aliases]
+            rule = first_match(rules, aliases)
+            if rule and rule.drop and isinstance(tensor, nn.Parameter):
+                _require_frozen(rule, first, tensor)
+                dropped |= dict.fromkeys(aliases, tensor)
+            elif _is_shared(first, tensor, uses, rule):
+                known = any(isinstance(use.module, SHARED_MODULES) for use in uses)
+                shared.append(SharedTensor(first, tensor, alone=not known and _is_matrix(tensor)))
             else:
-                rest[aliases[0]] = tensor
-        return cls(tuple(shared), rest, _tied(names), tuple(aliases[0] for aliases in names))
+                rest[first] = tensor
+                normed += [first] if any(use.is_normed for use in uses) else []
+        names = [aliases for aliases in names if aliases[0] not in dropped]
+        return cls(
+            tuple(shared), rest, tied_names(names), tuple(aliases[0] for aliases in names), dropped, tuple(normed)
+        )
 
     def only(self, names: Collection[str]) -> WeightView:
         """A view of the shared tensors with these names, without the rest."""
         return WeightView(tuple(s for s in self.shared if s.name in names), {}, {})
 
     def layers(self) -> list[tuple[str, ...]]:
-        """The names of the shared tensors, by module. A module without weights joins the first one that has some."""
+        """The names of the shared tensors, by module; a matrix of a module that is not known stands alone.
+
+        A module without weights joins the first one that has some.
+        """
         groups: dict[str, list[SharedTensor]] = {}
         for s in self.shared:
-            groups.setdefault(s.name.rpartition(".")[0], []).append(s)
+            groups.setdefault(s.name if s.alone else s.name.rpartition(".")[0], []).append(s)
         full = [group for group in groups.values() if any(s.tensor.numel() for s in group)]
         empty = [s.name for group in groups.values() if group not in full for s in group]
         names = [[s.name for s in group] for group in full]
@@ -136,12 +147,12 @@ class WeightView:
 
     def range(self) -> tuple[float, float]:
         """The smallest and the largest shared weight. Both are NaN if any weight is."""
-        ends = torch.stack([torch.stack(torch.aminmax(t.detach())).double() for t in self.tensors if t.numel()])
+        ends = torch.stack([in_float64(torch.stack(torch.aminmax(t.detach()))) for t in self.tensors if t.numel()])
         return float(ends[:, 0].min()), float(ends[:, 1].max())
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the network's whole present state, on the CPU."""
-        named = {s.name: s.tensor for s in self.shared} | self.rest
+        named = {s.name: s.tensor for s in self.shared} | self.rest | self.dropped
         state = {name: t.detach().cpu().clone() for name, t in named.items()}
         return state | {alias: state[name] for alias, name in self.tied.items()}
 
@@ -154,127 +165,143 @@ class WeightView:
         return f"WeightView({self.n_weights:,} weights shared in {len(self.shared)} tensors, {n_rest:,} values kept)"
 
 
-def _names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names of each tensor, in the order of the state dict.
-
-    Two names belong to one tensor if their values lie in the same memory. Tensors that overlap in part are refused: a
-    file would hold them twice, and loading one would change the other.
-    """
-    names: dict[Any, list[str]] = {}
-    for name, value in state.items():
-        names.setdefault(_place(value), []).append(name)
-    for aliases in names.values():
-        other = next((name for name in aliases if state[name] is not state[aliases[0]]), None)
-        if other:  # a copy of the network would untie them
-            raise ModelError(f"{aliases[0]} and {other} share memory; tie them by giving both modules one parameter")
-    _require_apart({aliases[0]: state[aliases[0]] for aliases in names.values()})
-    return list(names.values())
-
-
-def _place(tensor: Tensor) -> Any:
-    """What tells one tensor from another: its memory, or the object itself if it has none."""
-    if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
-        return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _require_apart(tensors: Mapping[str, Tensor]) -> None:
-    """Raise if two of the tensors share memory in part. Only those over one storage can."""
-    storages: dict[Any, list[str]] = {}
-    for name, tensor in tensors.items():
-        if not isinstance(place := _place(tensor), int):
-            storages.setdefault((place[0], tensor.untyped_storage().data_ptr()), []).append(name)
-    for names in storages.values():
-        reaching: list[tuple[int, str]] = []  # the ends of earlier spans, and whose they are
-        for start, end, second in sorted((*_span(tensors[name]), name) for name in names):
-            reaching = [(reach, first) for reach, first in reaching if start < reach]
-            for _, first in reaching:
-                if _overlap(tensors[first], tensors[second]):
-                    raise ModelError(
-                        f"{first} and {second} share memory, but are not the same tensor (one is a view of the other); "
-                        "clone one of them, or keep only one in the state dict"
-                    )
-            reaching.append((end, second))
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors over one storage have an element in common. Columns of a matrix interleave without one."""
-    places = torch.arange(a.untyped_storage().nbytes() // a.element_size())
-    own, other = (places.as_strided(t.shape, t.stride(), t.storage_offset()).flatten() for t in (a, b))
-    return a.dtype != b.dtype or bool(torch.isin(own, other).any())
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte and the end of what a tensor reaches."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
-
-
-def _tied(names: Sequence[Sequence[str]]) -> dict[str, str]:
-    return {alias: aliases[0] for aliases in names for alias in aliases[1:]}
-
-
 def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of a network once, in order, under its first name, and the other names of tied tensors."""
     state = {name: t for name, t in unwrapped(model).state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
-    names = _names_of_each(state)
-    return {aliases[0]: state[aliases[0]] for aliases in names}, _tied(names)
+    names = names_of_each(state)
+    return {aliases[0]: state[aliases[0]] for aliases in names}, tied_names(names)
 
 
-def _is_shared(
-    tensor: Tensor, aliases: Sequence[str], modules: Sequence[nn.Module | None], rules: Sequence[Rule]
-) -> bool:
+def _require_matches(rules: Sequence[Rule], state: Mapping[str, Tensor]) -> None:
+    require_matches(rules, state)
+    parameters = [name for name, tensor in state.items() if isinstance(tensor, nn.Parameter)]
+    for rule in rules:
+        if rule.drop and not rule.matches(parameters):
+            raise ConfigError(f"rule {rule}: it matches only buffers, and those stay: training may change them")
+
+
+def require_matches(rules: Sequence[Rule], names: Collection[str]) -> None:
+    for rule in rules:
+        if not rule.matches(names):
+            raise ConfigError(f"rule {rule}: no tensor matches; the names are {', '.join(names)}")
+
+
+def first_match(rules: Sequence[Rule], aliases: Sequence[str]) -> Rule | None:
+    return next((rule for rule in rules if rule.matches(aliases)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """One place of a tensor: its module, and its name in there."""
+
+    module: nn.Module | None
+    name: str
+
+    @property
+    def is_shared(self) -> bool:
+        return isinstance(self.module, SHARED_MODULES) and not is_computed(self.module, self.name)
+
+    @property
+    def is_normed(self) -> bool:
+        return self.module is not None and divides_by_norm(self.module, self.name)
+
+    @property
+    def may_hold_a_matrix(self) -> bool:
+        """Whether a parameter of this module may be shared if it is large: not if it sets scales, or is computed on."""
+        module = self.module
+        return module is not None and "Norm" not in type(module).__name__ and not is_computed(module, self.name)
+
+
+def _is_shared(name: str, tensor: Tensor, uses: Sequence[_Use], rule: Rule | None) -> bool:
     if not (isinstance(tensor, nn.Parameter) and tensor.is_floating_point()):
         return False
-    for rule in rules:
-        if any(fnmatchcase(name, rule.pattern) for name in aliases):
-            return rule.share
+    if rule:
+        if rule.share and any(use.is_normed for use in uses):
+            raise ConfigError(
+                f"rule {rule}: {name} is divided by its norm, and where its weights all become 0 that gives NaN. "
+                f"{_FOLD}, or put keep:{name} before this rule"
+            )
+        return rule.share
     if not tensor.requires_grad:
         return False
-    own = zip(modules, aliases, strict=True)
-    return any(isinstance(m, SHARED_MODULES) and not _is_normed(m, name.rpartition(".")[2]) for m, name in own)
+    return any(use.is_shared for use in uses) or (_is_matrix(tensor) and all(use.may_hold_a_matrix for use in uses))
 
 
-def _is_normed(module: nn.Module, name: str) -> bool:
-    """Whether old-style `weight_norm` or `spectral_norm` divides the tensor by its norm: zeros would give NaN."""
-    hooks = [h for h in module._forward_pre_hooks.values() if type(h).__name__ in ("WeightNorm", "SpectralNorm")]
-    return any(name.startswith(f"{hook.name}_") for hook in hooks)  # type: ignore[attr-defined]
+_FOLD = "Remove weight_norm or spectral_norm first, as by torch.nn.utils.parametrize.remove_parametrizations"
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    """Whether the tensor is large and has two sizes above 1: one of shape (1, n, 1) is a vector."""
+    return tensor.numel() >= OWN_FROM and sum(size > 1 for size in tensor.shape) > 1
+
+
+def _require_frozen(rule: Rule, name: str, tensor: Tensor) -> None:
+    """Raise if training would change a dropped tensor: then the file would not fit the network that it belongs to."""
+    if tensor.requires_grad:
+        raise ConfigError(
+            f"rule {rule}: {name} is trained, so it differs from the one that the receiver of the file has. Freeze it "
+            f"by requires_grad_(False), or store it by keep:{name}"
+        )
 
 
 def kept_message(view: WeightView) -> list[str]:
-    """One line on the parameters that are not compressed, if they are a part that counts."""
+    """One line each on the parameters that are not compressed, if they count, and on those that are dropped."""
+    return [*_rest_message(view), *_dropped_message(view)]
+
+
+def _rest_message(view: WeightView) -> list[str]:
     kept = {name: t.numel() for name, t in view.rest.items() if isinstance(t, nn.Parameter)}
     share = sum(kept.values()) / max(1, view.n_weights + sum(kept.values()))
     if share < KEPT_FROM:
         return []
     names = sorted(kept, key=lambda name: -kept[name])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    advice = f"a rule shares them, as share:{names[0]}"
+    if names[0] in view.normed:
+        advice = f"{names[0]} is divided by its norm, so it may not become 0. {_FOLD}, to compress it"
+    return [f"{100 * share:.0f}% of the weights are kept as they are: {_listed(names)}; {advice}"]
+
+
+def _dropped_message(view: WeightView) -> list[str]:
+    if not view.dropped:
+        return []
+    n = sum(t.numel() for t in {id(t): t for t in view.dropped.values()}.values())
     return [
-        f"{100 * share:.0f}% of the weights are kept as they are: {', '.join(names[:3])}{more}; a rule shares them, as "
-        f"share:{names[0]}"
+        f"{n:,} values are left out of the file: {_listed(list(view.dropped))}; load it with strict=False into a "
+        "network that has them"
     ]
 
 
-def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Copy a state dict into the model in place. If some do not fit, the error lists them and none is copied."""
-    target = check_fits(model, state, source)
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str, *, strict: bool = True) -> None:
+    """Copy a state dict into the model in place. If some do not fit, the error lists them and none is copied.
+
+    With `strict=False` the state may lack tensors of the model, which stay as they are.
+    """
+    target = check_fits(model, state, source, strict=strict)
     with torch.no_grad():
-        for name, tensor in without_prefix(state, target).items():
+        for name, tensor in under_names(state, target).items():
             target[name].copy_(tensor)
 
 
-def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def check_fits(
+    model: nn.Module, state: Mapping[str, Tensor], source: str, *, strict: bool = True, advice: str = ""
+) -> dict[str, Tensor]:
     """The tensors of the model that `state` would be copied to, or an error that lists all misfits.
 
-    `state` may be on the meta device.
+    `state` may be on the meta device. The error ends with the advice if tensors are missing and all others fit.
     """
     target = {name: t for name, t in unwrapped(model).state_dict().items() if isinstance(t, Tensor)}
-    state = without_prefix(state, target)
-    problems = [f"missing from the file: {name}" for name in target if name not in state]
+    state = under_names(state, target)
+    missing = [name for name in target if name not in state] if strict else []
+    problems = [f"missing from the file: {name}" for name in missing]
     problems += [f"not in the model: {name}" for name in state if name not in target]
     problems += [text for name in state if name in target for text in _misfit(name, state[name], target[name])]
     if problems:
-        raise ModelError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
+        hint = [advice] if advice and len(missing) == len(problems) else []
+        raise ModelError("\n  ".join([f"{source} does not fit the model:", *problems, *hint]))
     return target
 
 

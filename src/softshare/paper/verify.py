@@ -108,11 +108,13 @@ def _place(run: Path) -> dict[str, Any]:
 def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], list[str]]:
     """The fields of the result that the file gives, and what could not be measured, with the reason."""
     decoded = decode(data, like=zoo.model(result.experiment))
-    model = load_copy(zoo.model(result.experiment), decoded.state_dict())
-    n_weights = sum(p.numel() for p in model.parameters())
+    state, partial = decoded.state_dict(), _drops(result)
+    model = load_copy(zoo.model(result.experiment), state, strict=not partial)
+    stored = [p for name, p in model.named_parameters() if name in state or not partial]
+    n_weights = sum(p.numel() for p in stored)
     found: dict[str, Any] = {
         "n_weights": n_weights,
-        "n_nonzero": sum(int(p.count_nonzero()) for p in model.parameters()),
+        "n_nonzero": sum(int(p.count_nonzero()) for p in stored),
         "n_components": decoded.n_components,
         "ratio": 4 * n_weights / len(data),
         "entropy_bytes": entropy_bits(decoded) / 8,
@@ -134,6 +136,12 @@ def _measure(data: bytes, result: Result, zoo: _Zoo) -> tuple[dict[str, Any], li
     except NotAvailableError as problem:
         not_checked.append(f"error: {problem}")
     return found, not_checked
+
+
+def _drops(result: Result) -> bool:
+    """Whether the file leaves out tensors, which only the user's own task has: an experiment's network is untrained."""
+    rules = result.config.get("prior", {}).get("rules", ())
+    return result.experiment not in EXPERIMENTS and any(rule.get("drop") for rule in rules)
 
 
 def _han_bytes(decoded: QuantizedWeights, result: Result) -> int:

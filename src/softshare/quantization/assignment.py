@@ -60,4 +60,4 @@ def assemble(
     """The quantized weights, with copies of the tensors that are not shared."""
     shared = (QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
     rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
-    return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order)
+    return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order, tuple(view.dropped))

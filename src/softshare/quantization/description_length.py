@@ -16,7 +16,7 @@ def complexity_bits(quantized: QuantizedWeights, mixtures: Mapping[str, Mixture]
     bits = 0.0
     for tensor in quantized.shared:
         mixture = mixtures[tensor.name]
-        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().double().cpu()
+        mean, log_mixing = mixture.mean.detach().float().cpu(), mixture.log_mixing.detach().cpu().double()
         counts = tensor.counts().double()
         same = torch.where(tensor.codebook[:, None] == mean, log_mixing, -torch.inf)
         bits -= float((counts * torch.logsumexp(same, 1))[counts > 0].sum()) / math.log(2)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from softshare._util.float64 import in_float64
 from softshare.config import MergeConfig
 from softshare.prior.mixture import Mixture
 
@@ -31,8 +32,8 @@ def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[M
     threshold = (config or MergeConfig()).merge_threshold
     mixture = mixture.detach()
     # Double precision starts at the logarithms: a mixing that is 0 in float32 may still be half of a pair's.
-    mixing, var = mixture.log_mixing.double().exp(), mixture.log_var.double().exp()
-    mean = mixture.mean.double().clone()
+    mixing, var = in_float64(mixture.log_mixing).exp(), in_float64(mixture.log_var).exp()
+    mean = in_float64(mixture.mean).clone()
     groups = [[k] for k in range(len(mean))]
     while len(mean) > 1:
         table = divergences(Mixture(mixing.log(), mean, var.log())).fill_diagonal_(torch.inf)
@@ -48,8 +49,12 @@ def merge_groups(mixture: Mixture, config: MergeConfig | None = None) -> tuple[M
         keep = torch.arange(len(mean), device=mean.device) != second
         mixing, mean, var = mixing[keep], mean[keep], var[keep]
         groups[first] += groups.pop(second)
-    dtype = mixture.mean.dtype
-    return Mixture(mixing.log().to(dtype), mean.to(dtype), var.log().to(dtype)), groups
+    like = mixture.mean  # its dtype, and its device
+    return Mixture(_as(mixing.log(), like), _as(mean, like), _as(var.log(), like)), groups
+
+
+def _as(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype).to(like.device)  # a device without float64 must not see it
 
 
 def spread(

@@ -48,6 +48,7 @@ class QuantizedWeights:
     rest: dict[str, Tensor]
     tied: dict[str, str]  # second name of a tied tensor -> the name under which it is stored
     order: tuple[str, ...] = ()  # names of shared and rest, in the network's order; by default, shared before rest
+    dropped: tuple[str, ...] = ()  # tensors of the network that are left out; a decoded file does not know them
 
     @property
     def tensors(self) -> dict[str, QuantizedTensor | Tensor]:

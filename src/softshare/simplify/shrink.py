@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from softshare._util.float64 import in_float64
 from softshare.network.chains import Link, find_links
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied
@@ -27,8 +28,9 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
     """
     small = copied(model)
     if weights is not None:
+        dropped = weights.dropped if isinstance(weights, QuantizedWeights) else ()
         state = weights.state_dict() if isinstance(weights, QuantizedWeights) else weights
-        load_state_(small, state, "the state dict")
+        load_state_(small, state, "the state dict", strict=not dropped)
     links = [dataclasses.replace(link, has_bias=True) for link in find_links(small)[0] if link.n_units]
     layers = {name: small.get_submodule(name) for link in links for name in (link.source, link.target)}
     tensors = {k: t for name, layer in layers.items() for k, t in _tensors(name, layer).items()}
@@ -69,7 +71,8 @@ def _empty_units_(
     constant = _arriving(link, units.bias)
     known = (constant == 0) | (~constant.isnan() & uniform)
     folds = feeds & ~reads & known
-    next_bias += (units.outgoing[:, folds].double().sum(2) @ constant[folds].double()).to(next_bias.dtype)
+    added = in_float64(units.outgoing[:, folds]).sum(2) @ in_float64(constant[folds])
+    next_bias += added.to(next_bias.dtype).to(next_bias.device)
     gone = folds | (~feeds & (reads | (units.bias != 0)))
     units.zero_(gone)
     return bool(gone.any())

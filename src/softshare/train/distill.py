@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -38,9 +38,11 @@ def distilled(task: Task, teacher: nn.Module, share: float, temperature: float =
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
             wanted = outputs(frozen, batch)
-        with _one_pass(model):
+        with _last_call(model) as reusing:
             own = task_loss(model, batch)
-            divergence = soft_divergence(wanted, outputs(model, batch), temperature)
+            with reusing():
+                student = outputs(model, batch)
+        divergence = soft_divergence(wanted, student, temperature)
         return (1 - share) * own + share * temperature**2 * divergence
 
     return dataclasses.replace(task, loss=loss)
@@ -67,23 +69,34 @@ def _is_number(value: object) -> bool:
 
 
 @contextmanager
-def _one_pass(model: nn.Module) -> Iterator[None]:
-    """Within, a second call on the same tensor objects returns what the first call returned.
+def _last_call(model: nn.Module) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Within, the model remembers its last call. What it yields is a block in which the same call is not repeated.
 
-    So the loss and the outputs share a forward pass. It halves the time, and batch statistics are counted once.
+    So the outputs reuse the forward pass of the loss: it halves the time, and batch statistics are counted once. A loss
+    that calls the model twice on the same tensors still gets two passes, each with its own dropout.
     """
     forward, own = model.forward, "forward" in vars(model)
     last: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
+    may_reuse = False
 
     def once(*args: Any, **kwargs: Any) -> Any:
         nonlocal last
-        if last is None or not _same(last[0], args) or not _same(last[1], kwargs):
+        if not may_reuse or last is None or not _same(last[0], args) or not _same(last[1], kwargs):
             last = args, kwargs, forward(*args, **kwargs)
         return last[2]
 
+    @contextmanager
+    def reusing() -> Iterator[None]:
+        nonlocal may_reuse
+        may_reuse = True
+        try:
+            yield
+        finally:
+            may_reuse = False
+
     model.forward = once
     try:
-        yield
+        yield reusing
     finally:
         if own:
             model.forward = forward

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from softshare._util.float64 import in_float64
 from softshare.codec import encode, inspect
 from softshare.compressed import Compressed
 from softshare.config import EncodeConfig, Rule
@@ -41,7 +42,7 @@ def deep_compression(task: Task, config: DeepCompressionConfig | None = None, ho
     view.check()
     layers, prune = layers_of(view), config.prune
     require_matches(prune.qualities, [layer.name for layer in layers])
-    stds = [float(layer.flat().double().std(correction=0)) for layer in layers]
+    stds = [float(in_float64(layer.flat()).std(correction=0)) for layer in layers]
     task = with_l2(task, layers, config.train.l2)
     with Phases(task, prune.rounds * prune.round_epochs + config.share.share_epochs, hooks) as phases:
         for round_ in range(1, prune.rounds + 1):

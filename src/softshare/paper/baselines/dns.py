@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from softshare._util.float64 import in_float64
 from softshare.compressed import Compressed
 from softshare.network.weights import WeightView
 from softshare.paper.baselines.layers import Layer, layers_of, require_weights
@@ -88,7 +89,7 @@ class _SplicedLayer:
         self.tensors = layer.tensors
         self.latent = [nn.Parameter(t.detach().clone(), t.requires_grad) for t in layer.tensors]
         self.masks = [torch.ones_like(t, dtype=torch.bool) for t in layer.tensors]
-        sizes = layer.flat().abs().double()
+        sizes = in_float64(layer.flat().abs())
         c_rate = value_of(layer.name, config.c_rates, config.c_rate)
         threshold = max(float(sizes.mean() + c_rate * sizes.std(correction=0)), 0.0)
         self.prune_below, self.splice_from = (1 - config.margin) * threshold, (1 + config.margin) * threshold

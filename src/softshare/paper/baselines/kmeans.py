@@ -27,7 +27,7 @@ def kmeans_linear(
         raise ConfigError(f"k-means: expected at least 1 centroid, got {k}")
     if values.numel() == 0:
         return values.new_zeros(0), torch.zeros(0, dtype=torch.int64, device=values.device)
-    ordered = values.detach().reshape(-1).double().cpu().sort().values
+    ordered = values.detach().reshape(-1).cpu().double().sort().values
     sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
     centroids = torch.linspace(float(ordered[0]), float(ordered[-1]), k, dtype=torch.float64)
     ends = _ends(ordered, centroids)
@@ -38,7 +38,7 @@ def kmeans_linear(
         if torch.equal(before, ends):
             break
     kept = centroids[ends.diff() > 0].to(values.dtype).unique()  # rising
-    index = torch.searchsorted(_midpoints(kept.double()), values.detach().reshape(-1).double().cpu())
+    index = torch.searchsorted(_midpoints(kept.double()), values.detach().reshape(-1).cpu().double())
     return kept.to(values.device), index.to(values.device)
 
 
