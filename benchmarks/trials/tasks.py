@@ -105,13 +105,13 @@ def folder() -> Path:
 def trained(name: str, seed: int, make: Callable[[], nn.Module], data: Splits, how: Recipe) -> Task:
     """The task on these data, with a network that is trained or read from the folder."""
     train, validation, test = data
-    measure, loss = how.measure or error, how.loss or cross_entropy
+    measure, batches = how.measure or error, Batches(train, how.batch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         task = Task(
             model=make(),
-            train=Batches(train, how.batch),
-            loss=loss,
+            train=batches,
+            loss=how.loss or cross_entropy,
             evaluate=lambda model: measure(model, validation),
             n_examples=len(train[0]) * how.values_per_example,
             test=lambda model: measure(model, test),
@@ -123,20 +123,19 @@ def trained(name: str, seed: int, make: Callable[[], nn.Module], data: Splits, h
         if kept.exists():
             task.model.load_state_dict(load_checkpoint(kept))
         else:
-            pretrain_(task, how)
+            pretrain_(task, batches, how)
             kept.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(kept, task.model.state_dict())
     task.model.eval()
     return task
 
 
-def pretrain_(task: Task, how: Recipe) -> None:
+def pretrain_(task: Task, batches: Batches, how: Recipe) -> None:
     task.model.train()
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=how.lr, weight_decay=how.weight_decay)
-    steps = how.epochs * -(-len(task.train.data[0]) // how.batch)  # type: ignore[attr-defined]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs * len(batches))
     for _ in range(how.epochs):
-        for batch in task.train:
+        for batch in batches:
             optimizer.zero_grad()
             task.loss(task.model, batch).backward()
             optimizer.step()
@@ -321,24 +320,24 @@ def lstm(seed: int, length: int = 32, n_train: int = 2000) -> Task:
     return trained("lstm", seed, lambda: Characters(len(letters)), in_parts(x, y, n_train, 400), how)
 
 
-def transformer(seed: int, length: int = 10, n_tokens: int = 20) -> Task:
-    tokens = torch.randint(n_tokens, (8000, length), generator=torch.Generator().manual_seed(seed))
-    data = in_parts(tokens, tokens.sort(1).values, 6000, 1000)
-    how = Recipe(32, 20, 1e-3, measure=accuracy, metric=ACCURACY, values_per_example=length)
+def transformer(seed: int, length: int = 8, n_tokens: int = 32) -> Task:
+    tokens = torch.randint(n_tokens, (5000, length), generator=torch.Generator().manual_seed(seed))
+    data = in_parts(tokens, tokens.sort(1).values, 3000, 1000)
+    how = Recipe(32, 25, 1e-3, measure=accuracy, metric=ACCURACY, values_per_example=length)
     return trained("transformer", seed, lambda: Sorter(n_tokens, length), data, how)
 
 
 def autoencoder(seed: int) -> Task:
     train, validation, test = ((x.flatten(1), x.flatten(1)) for x, _ in digits(seed, 10_000, 2000))
-    how = Recipe(epochs=20, loss=squared_error, measure=mse, metric=MSE, values_per_example=196)
-    return trained("autoencoder", seed, lambda: mlp(196, 128, 24, 128, 196), (train, validation, test), how)
+    how = Recipe(epochs=50, loss=squared_error, measure=mse, metric=MSE, values_per_example=196)
+    return trained("autoencoder", seed, lambda: mlp(196, 128, 8, 128, 196), (train, validation, test), how)
 
 
 def regression_small(seed: int) -> Task:
     x = 2 * torch.rand(5000, 4, generator=torch.Generator().manual_seed(seed)) - 1
     y = torch.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + torch.exp(-2 * (x[:, 3] - x[:, 0]) ** 2)
     y = ((y - y.mean()) / y.std())[:, None]
-    how = Recipe(32, 100, 4e-3, loss=squared_error, measure=mse, metric=MSE)
+    how = Recipe(32, 150, 6e-3, loss=squared_error, measure=mse, metric=MSE)
     return trained("regression-small", seed, lambda: mlp(4, 64, 64, 1), in_parts(x, y, 2000, 1000), how)
 
 
@@ -346,7 +345,7 @@ def regression_noisy(seed: int) -> Task:
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(3000, 8, generator=g)  # Friedman's first function; the last three inputs mean nothing
     y = 10 * torch.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
-    y = (y - y.mean()) / y.std() + 0.3 * torch.randn(3000, generator=g)
+    y = (y - y.mean()) / y.std() + 0.4 * torch.randn(3000, generator=g)
     how = Recipe(32, 60, 2e-3, 0.3, loss=squared_error, measure=mse, metric=MSE)
     return trained("regression-noisy", seed, lambda: mlp(8, 48, 24, 1), in_parts(2 * x - 1, y[:, None], 500, 500), how)
 
@@ -362,12 +361,12 @@ def imbalanced(seed: int) -> Task:
         parts[0].append(own[:n_train])
         parts[1].append(own[n_train : n_train + n_validation])
     train, validation = (take(full, torch.cat(part)) for part in parts)
-    how = Recipe(measure=balanced_error, metric=Metric("balanced error"))
+    how = Recipe(epochs=60, measure=balanced_error, metric=Metric("balanced error"))
     return trained("imbalanced", seed, lambda: mlp(196, 100, 50, 10), (train, validation, test), how)
 
 
 def batch_16(seed: int) -> Task:
-    return trained("batch-16", seed, lambda: mlp(196, 100, 50, 10), digits(seed, 4000, 1000), Recipe(16, 15, 1e-3))
+    return trained("batch-16", seed, lambda: mlp(196, 100, 50, 10), digits(seed, 4000, 1000), Recipe(16, 40, 1e-3))
 
 
 def batch_1024(seed: int) -> Task:
@@ -403,13 +402,13 @@ def two_heads(seed: int) -> Task:
         wrong = model.size(data[0]).argmax(1) != (data[1] > 4)
         return (error(model, data) + 100 * float(wrong.double().mean())) / 2
 
-    return trained("two-heads", seed, TwoHeads, digits(seed, 10_000, 2000), Recipe(loss=loss, measure=both))
+    return trained("two-heads", seed, TwoHeads, digits(seed, 10_000, 2000), Recipe(epochs=40, loss=loss, measure=both))
 
 
 TASKS: dict[str, Callable[[int], Task]] = {
     "mlp-mnist-100": mlp_mnist(100, 500, 20, 60),
-    "mlp-mnist-1000": mlp_mnist(1000, 1000, 64, 40),
-    "mlp-mnist-50000": mlp_mnist(50_000, 5000, 128, 15),
+    "mlp-mnist-1000": mlp_mnist(1000, 1000, 64, 120),
+    "mlp-mnist-50000": mlp_mnist(50_000, 5000, 128, 20),
     "cnn-bn-digits": cnn_bn_digits,
     "depthwise": depthwise,
     "resnet-small": resnet_small,
