@@ -330,7 +330,9 @@ def transformer(seed: int, length: int = 8, n_tokens: int = 32) -> Task:
 def autoencoder(seed: int) -> Task:
     train, validation, test = ((x.flatten(1), x.flatten(1)) for x, _ in digits(seed, 10_000, 2000))
     how = Recipe(epochs=50, loss=squared_error, measure=mse, metric=MSE, values_per_example=196)
-    return trained("autoencoder", seed, lambda: mlp(196, 128, 8, 128, 196), (train, validation, test), how)
+    return trained(
+        "autoencoder", seed, lambda: nn.Sequential(mlp(196, 128, 8), mlp(8, 128, 196)), (train, validation, test), how
+    )
 
 
 def regression_small(seed: int) -> Task:
