@@ -17,7 +17,7 @@ from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.curvature import Curvature
 from softshare.train.prior_step import SMALL, PriorStep
-from softshare.train.replayed import WARM_UP, capture, run_aside
+from softshare.train.replayed import WARM_UP, capture, run_aside, silenced
 from softshare.train.step import Latent, Step, _device
 
 MOST_GRAPHS = 16
@@ -49,7 +49,8 @@ class CapturedStep(Step):
     ) -> list[torch.optim.Optimizer]:
         self._rates = torch.tensor([g["lr"] for g in network + mixture], device=_device(self.task))
         rates = iter(self._rates)
-        return super()._make_optimizers(*([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture)))
+        rated = ([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture))
+        return [silenced(optimizer) for optimizer in super()._make_optimizers(*rated)]
 
     def _set_rates(self, rates: list[float]) -> None:
         self._rates.copy_(torch.tensor(rates), non_blocking=True)  # one copy: a launch takes as long as a small kernel

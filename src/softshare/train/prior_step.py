@@ -11,7 +11,7 @@ from softshare.prior.kernels.sweep import on
 from softshare.prior.prior import MixturePrior
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantize_network_, restore_
-from softshare.train.replayed import Replayed
+from softshare.train.replayed import Replayed, silenced
 
 SMALL = 2**24  # weights up to which a second gradient may be kept; a larger network's step is not bound by launches
 
@@ -76,7 +76,7 @@ class ReplayedPriorStep(PriorStep):
         self._base_rates = [float(group["lr"]) for group in groups]
         self._rates = torch.tensor(self._base_rates, device=prior.means.device)
         rated = [{**group, "lr": rate} for group, rate in zip(groups, self._rates, strict=True)]
-        self._optimizer = torch.optim.Adam(rated, fused=True, capturable=True)
+        self._optimizer = silenced(torch.optim.Adam(rated, fused=True, capturable=True))
         self._stream = torch.cuda.Stream(prior.means.device)
         self._way: object = None
 

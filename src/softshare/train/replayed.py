@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
+from torch.optim import Optimizer
 
 Out = TypeVar("Out")
 WARM_UP = 3  # runs before a capture: libraries must have made their choices and their memory
@@ -49,3 +50,9 @@ def capture(function: Callable[[], Out], stream: torch.cuda.Stream) -> tuple[tor
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         out = function()
     return graph, out
+
+
+def silenced(optimizer: Optimizer) -> Optimizer:
+    """The optimizer without torch's warning that it is made for a graph and runs without one, as in the warm-up."""
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
