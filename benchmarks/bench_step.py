@@ -122,7 +122,7 @@ def make_runner(
         model = network.make()
     model.to(memory_format=memory_format(options))  # type: ignore[call-overload]
     forward = torch.compile(model) if options.compile else model
-    low_precision = device.type == "cuda" and network.bfloat16
+    low_precision = in_bfloat16(network, device, options)
 
     def loss(_: nn.Module, batch: Batch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=low_precision):
@@ -134,6 +134,10 @@ def make_runner(
     step = (CapturedStep if variant.captured else Step)(task, prior, RetrainConfig(lr_weights=LR_WEIGHTS))
     step.hard = variant.hard
     return Runner(variant, step, itertools.cycle(batches), device, WeightView.of(model).n_weights)
+
+
+def in_bfloat16(network: Network, device: torch.device, options: argparse.Namespace) -> bool:
+    return device.type == "cuda" and network.bfloat16 and not options.float32
 
 
 def memory_format(options: argparse.Namespace) -> torch.memory_format:
@@ -174,7 +178,7 @@ def row_of(runner: Runner, runners: list[Runner], network: Network, steps: int, 
     extra = None if runner.peak_mib is None or base.peak_mib is None else runner.peak_mib - base.peak_mib
     note = [f"by {runner.method}"] if runner.method else []
     note += [f"batch {network.batch_size}", f"{options.rounds} rounds of {steps} steps"]
-    note += ["bfloat16"] if device.type == "cuda" and network.bfloat16 else []
+    note += ["bfloat16"] if in_bfloat16(network, device, options) else []
     note += ["channels last"] if options.channels_last else []
     note += ["torch.compile"] if options.compile else []
     return RunRow(
@@ -222,6 +226,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="NAME", help=", ".join(n.name for n in NETWORKS))
     parser.add_argument("--variants", default="*", metavar="PATTERNS", help="names or patterns, separated by ';'")
     parser.add_argument("--rounds", type=int, default=15, help="number of turns of each variant")
+    parser.add_argument("--float32", action="store_true", help="no network in bfloat16")
     parser.add_argument("--compile", action="store_true", help="the network under torch.compile")
     parser.add_argument("--channels-last", action="store_true", help="network and images in that memory format")
     options = parser.parse_args()

@@ -78,14 +78,14 @@ class Network:
     classes: int = 10
     components: int = 16  # free ones, where one mixture covers all weights
     on_cpu: bool = False
-    bfloat16: bool = False  # by autocast
+    bfloat16: bool = False  # on a GPU, by autocast
 
 
 NETWORKS = (
     Network("lenet-300-100", LeNet300100, (1, 28, 28), 256, on_cpu=True),
     Network("lenet-5-caffe", LeNet5Caffe, (1, 28, 28), 256, on_cpu=True),
-    Network("resnet-20", resnet20, (3, 32, 32), 128),
-    Network("vit", ViT, (3, 32, 32), 128),
+    Network("resnet-20", resnet20, (3, 32, 32), 128, bfloat16=True),
+    Network("vit", ViT, (3, 32, 32), 128, bfloat16=True),
     Network("wrn-16-4", WRN164, (3, 32, 32), 128, components=64, bfloat16=True),
     Network("vgg-16", vgg16, (3, 224, 224), 64, classes=1000, bfloat16=True),
 )

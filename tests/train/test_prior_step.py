@@ -1,6 +1,6 @@
 """The prior's part of a step replayed from CUDA graphs: the same numbers as launched one by one.
 
-Without a GPU, a graph that runs the function again in the same memory stands in for a CUDA graph.
+Without a GPU, a recording of torch's operations stands in for a CUDA graph, in float64, which has no compiled kernels.
 """
 
 from __future__ import annotations
@@ -14,52 +14,79 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import softshare as ss
 from kernels import HAS_GPU, needs_gpu
 from softshare.prior import prior as prior_module
 from softshare.task import Task
-from softshare.train import prior_step
+from softshare.train import prior_step, replayed
 from softshare.train.captured import CapturedStep
 from softshare.train.prior_step import PriorStep, ReplayedPriorStep
 from softshare.train.replayed import WARM_UP, Replayed
 from softshare.train.step import Step
 
 Batch = tuple[Tensor, Tensor]
-DEVICE = "cuda" if HAS_GPU else "cpu"
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
+DEVICE, DTYPE = ("cuda", torch.float32) if HAS_GPU else ("cpu", torch.float64)
 EACH = ss.PriorConfig(components=3, zero_mixing=0.6, width=None, init_std=0.2)
 ONE = dataclasses.replace(EACH, mixtures="global")
 LEARNED = dataclasses.replace(ONE, mixing_prior=ss.Beta(40, 2), free_precision_prior=ss.Gamma(250, 0.1))
 STEP = ss.RetrainConfig(lr_weights=1e-3, zeroing=0.3)
 
 
-class InOneMemory:
-    """In place of `Replayed`: what a call returns lies where the first call after the warm-up has put it."""
+class Recording(TorchDispatchMode):
+    """In place of a CUDA graph: the operations of torch and their tensors, to be repeated in the same memory.
 
-    def __init__(self, function: Callable[[], Any], stream: object) -> None:
-        self._function, self._runs, self._captured = function, 0, None
+    As in a graph, nothing of the Python code runs again, and its numbers stay what they were.
+    """
 
-    def __call__(self) -> Any:
-        self._runs += 1
-        out = self._function()
-        if self._runs <= WARM_UP:
-            return out
-        if self._captured is None:
-            self._captured = out
-        for own, new in zip(_tensors(self._captured), _tensors(out), strict=True):
-            own.copy_(new)
-        return self._captured
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self._calls.append((function, args, kwargs or {}, out))
+        return out
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for function, args, kwargs, out in self._calls:
+            for own, new in zip(tree_leaves(out), tree_leaves(function(*args, **kwargs)), strict=True):
+                if isinstance(own, Tensor) and own.data_ptr() != new.data_ptr():  # neither a view nor in place
+                    own.copy_(new)
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else [t for each in found for t in _tensors(each)]
+def record(function: Callable[[], Any], stream: object) -> tuple[Recording, Any]:
+    """In place of `capture`. What the function has written is taken back, because a capture runs nothing."""
+    written = _tensors_in(function)
+    before = [t.clone() for t in written]
+    with Recording() as recording:
+        out = function()
+    for t, old in zip(written, before, strict=True):
+        t.copy_(old)
+    return recording, out
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_GPU:
-        monkeypatch.setattr(prior_step, "Replayed", InOneMemory)
+        monkeypatch.setattr(replayed, "run_aside", lambda function, stream: function())
+        monkeypatch.setattr(replayed, "capture", record)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+
+
+@torch.no_grad()
+def _tensors_in(function: Any) -> list[Tensor]:
+    """All that half a step reads and writes: weights, gradients, mixture, its Adam, curvature."""
+    own: ReplayedPriorStep = function.__self__
+    adam = [t for state in own._optimizer.state.values() for t in state.values()]
+    curvature = [t for ts in own._curvature.state_dict().values() for t in ts] if own._curvature else []
+    return [*(w.detach() for w in own._weights), *own._grads, *(p.detach() for p in own._prior.parameters())] + (
+        adam + curvature
+    )
 
 
 class Net(nn.Module):
@@ -83,7 +110,7 @@ class Net(nn.Module):
 def images(seed: int) -> Batch:
     g = torch.Generator().manual_seed(seed)
     n = 8 if seed % 3 == 2 else 12
-    return torch.randn(n, 3, 5, 5, generator=g).to(DEVICE), torch.randint(3, (n,), generator=g).to(DEVICE)
+    return torch.randn(n, 3, 5, 5, generator=g).to(DEVICE, DTYPE), torch.randint(3, (n,), generator=g).to(DEVICE)
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -99,7 +126,7 @@ def make_step(
     model: nn.Module | None = None,
 ) -> Step:
     monkeypatch.setattr(ReplayedPriorStep, "fits", staticmethod(lambda prior: replays))
-    model = (model or Net()).to(DEVICE)
+    model = (model or Net()).to(DEVICE, DTYPE)
     step = Step(Task(model, [], loss, lambda m: 1.0, 36), ss.MixturePrior(model, config), train)
     assert type(step._prior_step) is (ReplayedPriorStep if replays else PriorStep)
     return step
@@ -144,13 +171,13 @@ def assert_same(ours: Step, theirs: Step) -> None:
 def test_replayed_training_is_the_plain_one(config: Any, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a change to hard steps and back. In every third step, a layer has no gradient from the task."""
     plain, replayed = (make_step(replays, monkeypatch, config, train) for replays in (False, True))
-    assert run(replayed) == pytest.approx(run(plain), rel=1e-5)
+    assert run(replayed) == pytest.approx(run(plain), rel=1e-4)
     assert_same(replayed, plain)
     run(replayed, [True] * (WARM_UP + 1))
     assert captured(replayed)
 
 
-@pytest.mark.parametrize("method", ["exact", "table"])
+@pytest.mark.parametrize("method", ["exact", pytest.param("table", marks=NEEDS_GPU)])
 def test_a_new_reach_is_seen(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method is chosen again every few steps, and a weight has left the table meanwhile."""
     monkeypatch.setattr(prior_module, "LOOK_EVERY", 5)

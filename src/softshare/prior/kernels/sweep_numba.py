@@ -208,7 +208,7 @@ def sweep(
 
 
 def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t[i : i + PART] for t in tensors for i in range(0, len(t), PART)]
+    return [part for t in tensors if len(t) for part in t.split(PART)]
 
 
 @contextmanager
