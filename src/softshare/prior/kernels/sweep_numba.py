@@ -190,9 +190,10 @@ def sweep(
     """A `Sweep`."""
     # in numpy, where a call takes a tenth of torch's time, and in float64, so that each constant is rounded once
     wide_mixing, wide_mean, wide_var = (t.detach().numpy().astype(np.float64) for t in (log_mixing, mean, log_var))
-    precision = np.exp(-wide_var)
-    constant = LOG2_E * (wide_mixing - 0.5 * (wide_var + math.log(2 * math.pi)))
-    c, m, p, h = (a.astype(np.float32) for a in (constant, wide_mean, precision, 0.5 * LOG2_E * precision))
+    with np.errstate(all="ignore"):  # the loss reports a mixture that diverges
+        precision = np.exp(-wide_var)
+        constant = LOG2_E * (wide_mixing - 0.5 * (wide_var + math.log(2 * math.pi)))
+        c, m, p, h = (a.astype(np.float32) for a in (constant, wide_mean, precision, 0.5 * LOG2_E * precision))
     add, factor = scale is not None, np.float32(1 if scale is None else float(scale))
     parts, grad_parts, times_parts = cut(weights), cut(grads or ()), cut(times or ())
     sums = np.zeros((len(parts), 4, len(mean)))
