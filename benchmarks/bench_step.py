@@ -9,8 +9,9 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import devices
 import torch
@@ -18,6 +19,7 @@ from devices import console
 from record import Results, RunRow, Timing
 from rich import box
 from rich.table import Table
+from step_networks import NETWORKS, Network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +30,6 @@ from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.captured import CapturedStep
 from softshare.train.step import Step
-from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
 
 Batch = tuple[Tensor, Tensor]  # images and labels
 N_BATCHES = 4
@@ -38,44 +39,11 @@ TAU, N_EXAMPLES, LR_WEIGHTS = 0.05, 50_000, 1e-4
 BASELINE, CAPTURED = "no prior", "captured, "
 
 
-def vgg16() -> nn.Module:
-    """VGG-16 for images of 224 x 224; 138.4 M parameters."""
-    layers: list[nn.Module] = []
-    n_in = 3
-    for n_out, n_convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(n_convolutions):
-            layers += [nn.Conv2d(n_in, n_out, 3, padding=1), nn.ReLU(inplace=True)]
-            n_in = n_out
-        layers.append(nn.MaxPool2d(2))
-    layers.append(nn.Flatten())
-    for n_hidden_in in (512 * 7 * 7, 4096):
-        layers += [nn.Linear(n_hidden_in, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    return nn.Sequential(*layers, nn.Linear(4096, 1000))
-
-
-@dataclass(frozen=True)
-class Network:
-    name: str
-    make: Callable[[], nn.Module]
-    shape: tuple[int, int, int]
-    batch_size: int
-    classes: int = 10
-    components: int = 16  # free ones
-    small: bool = False  # in float32, also on the CPU; the others run in bfloat16 on a GPU
-
-
-NETWORKS = (
-    Network("lenet-300-100", LeNet300100, (1, 28, 28), 256, small=True),
-    Network("lenet-5-caffe", LeNet5Caffe, (1, 28, 28), 256, small=True),
-    Network("wrn-16-4", WRN164, (3, 32, 32), 128, components=64),
-    Network("vgg-16", vgg16, (3, 224, 224), 64, classes=1000),
-)
-
-
 @dataclass(frozen=True)
 class Variant:
     name: str
     prior: PriorConfig | None
+    hard: bool = False
     captured: bool = False
 
 
@@ -95,6 +63,7 @@ class Runner:
         devices.synchronize(self.device)
         start = time.perf_counter()
         for batch in itertools.islice(self.batches, steps):
+            self.step.set(TAU, 0.0)  # with learning rates of 0, Adam does all its work, but the network stays the same
             self.step(batch)
         devices.synchronize(self.device)
         return (time.perf_counter() - start) / steps
@@ -114,15 +83,23 @@ class Runner:
         return "" if prior is None else "table" if None not in prior.reaches else "exact"
 
 
-def variants(network: Network, device: torch.device) -> list[Variant]:
-    config = dataclasses.replace(CompressConfig.paper().prior, components=network.components, init_std=0.01)
-    out = [Variant(BASELINE, None), Variant("prior", config)]
-    out.append(Variant("prior, exact", dataclasses.replace(config, method="exact")))
-    out.append(Variant("prior, table", dataclasses.replace(config, method="table")))
-    out.append(Variant("prior, sampled 1 in 10, block", dataclasses.replace(config, sample_one_in=10)))
+def variants(network: Network, device: torch.device, patterns: str) -> list[Variant]:
+    """The baseline, and those whose name matches one of the patterns."""
+    default = PriorConfig()
+    one = dataclasses.replace(CompressConfig.paper().prior, components=network.components, init_std=0.01)
+    out = [
+        Variant(BASELINE, None),
+        Variant("prior, soft", default),
+        Variant("prior, hard", default, hard=True),
+        Variant("one mixture, soft", one),
+        Variant("one mixture, hard", one, hard=True),
+        Variant("one mixture, exact", dataclasses.replace(one, method="exact")),
+        Variant("one mixture, table", dataclasses.replace(one, method="table")),
+    ]
     if device.type == "cuda":
-        out += [Variant(CAPTURED + v.name, v.prior, captured=True) for v in out[:4]]
-    return out
+        out += [dataclasses.replace(v, name=CAPTURED + v.name, captured=True) for v in out]
+    out.append(Variant("one mixture, sampled 1 in 10, block", dataclasses.replace(one, sample_one_in=10)))
+    return [v for v in out if v.prior is None or any(fnmatchcase(v.name, p) for p in patterns.split(";"))]
 
 
 def make_batches(network: Network, device: torch.device, memory: torch.memory_format) -> list[Batch]:
@@ -145,7 +122,7 @@ def make_runner(
         model = network.make()
     model.to(memory_format=memory_format(options))  # type: ignore[call-overload]
     forward = torch.compile(model) if options.compile else model
-    low_precision = device.type == "cuda" and not network.small
+    low_precision = in_bfloat16(network, device, options)
 
     def loss(_: nn.Module, batch: Batch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=low_precision):
@@ -155,8 +132,12 @@ def make_runner(
     task = Task(model, batches, loss, lambda _: 0.0, N_EXAMPLES, name=network.name)
     prior = MixturePrior(model, variant.prior) if variant.prior else None
     step = (CapturedStep if variant.captured else Step)(task, prior, RetrainConfig(lr_weights=LR_WEIGHTS))
-    step.set(TAU, 0.0)  # with learning rates of 0, Adam does all its work, but the network stays the same
+    step.hard = variant.hard
     return Runner(variant, step, itertools.cycle(batches), device, WeightView.of(model).n_weights)
+
+
+def in_bfloat16(network: Network, device: torch.device, options: argparse.Namespace) -> bool:
+    return device.type == "cuda" and network.bfloat16 and not options.float32
 
 
 def memory_format(options: argparse.Namespace) -> torch.memory_format:
@@ -166,11 +147,11 @@ def memory_format(options: argparse.Namespace) -> torch.memory_format:
 def run_network(
     network: Network, results: Results[RunRow], device: torch.device, options: argparse.Namespace
 ) -> list[RunRow]:
-    torch.backends.cudnn.benchmark = not network.small
+    torch.backends.cudnn.benchmark = not network.on_cpu
     batches = make_batches(network, device, memory_format(options))
     runners: list[Runner] = []
     fastest = math.inf
-    for variant in variants(network, device):
+    for variant in variants(network, device, options.variants):
         try:
             runner = make_runner(network, variant, batches, device, options)
             fastest = min(fastest, runner.warm_up())
@@ -197,7 +178,7 @@ def row_of(runner: Runner, runners: list[Runner], network: Network, steps: int, 
     extra = None if runner.peak_mib is None or base.peak_mib is None else runner.peak_mib - base.peak_mib
     note = [f"by {runner.method}"] if runner.method else []
     note += [f"batch {network.batch_size}", f"{options.rounds} rounds of {steps} steps"]
-    note += ["bfloat16"] if device.type == "cuda" and not network.small else []
+    note += ["bfloat16"] if in_bfloat16(network, device, options) else []
     note += ["channels last"] if options.channels_last else []
     note += ["torch.compile"] if options.compile else []
     return RunRow(
@@ -221,7 +202,7 @@ def table_of(rows: list[RunRow]) -> Table:
     out.add_column("variant", no_wrap=True)
     for name in ("step ms", "p20", "p80", "steps / s", "overhead %", "MiB"):
         out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("prior")
+    out.add_column("method")
     for row in rows:
         ms = (f"{t:,.3f}" for t in (row.run.median, row.run.p20, row.run.p80))
         overhead = "" if row.overhead_percent is None else f"{row.overhead_percent:+.1f}"
@@ -232,7 +213,7 @@ def table_of(rows: list[RunRow]) -> Table:
 
 
 def wanted(only: str, device: torch.device) -> list[Network]:
-    found = [n for n in NETWORKS if only == n.name or (not only and (n.small or device.type == "cuda"))]
+    found = [n for n in NETWORKS if only == n.name or (not only and (n.on_cpu or device.type == "cuda"))]
     if not found:
         raise SystemExit(f"--only: expected one of {', '.join(n.name for n in NETWORKS)}, got {only!r}")
     if only == "vgg-16" and device.type != "cuda":
@@ -243,7 +224,9 @@ def wanted(only: str, device: torch.device) -> list[Network]:
 def main() -> None:
     parser = devices.parser_of(__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help=", ".join(n.name for n in NETWORKS))
+    parser.add_argument("--variants", default="*", metavar="PATTERNS", help="names or patterns, separated by ';'")
     parser.add_argument("--rounds", type=int, default=15, help="number of turns of each variant")
+    parser.add_argument("--float32", action="store_true", help="no network in bfloat16")
     parser.add_argument("--compile", action="store_true", help="the network under torch.compile")
     parser.add_argument("--channels-last", action="store_true", help="network and images in that memory format")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from softshare.config import Gamma, MergeConfig, PriorConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import WeightView
-from softshare.prior.kernels import find_sweep, mixture_nll, mixture_nll_grad_, sampled
+from softshare.prior.kernels import find_sweep, mixture_grads, mixture_nll, mixture_nll_grad_, sampled
 from softshare.prior.kernels.choice import available_backends
 from softshare.prior.kernels.sweep import Sweep
 from softshare.prior.kernels.table import CAPACITY, n_points, reach_of
@@ -111,8 +111,7 @@ class MixturePrior(nn.Module):
 
     def mixtures(self) -> tuple[Mixture, ...]:
         """The normalized mixture of each part, differentiable: the only way from parameters to densities."""
-        parameters = self._normalized()
-        return tuple(Mixture(*(p[k] for p in parameters)) for k in range(len(self.parts)))
+        return tuple(Mixture(*rows) for rows in zip(*(p.unbind() for p in self._normalized()), strict=True))
 
     def mixture(self) -> Mixture:
         """The mixture of a prior that has one for all weights."""
@@ -158,7 +157,8 @@ class MixturePrior(nn.Module):
             loss = loss + self.config.mixing_prior.neg_log_density(log_mixing)
         return loss
 
-    def _count_step(self) -> None:
+    def count_step(self) -> None:
+        """Count a training step, and choose the method again if enough have passed since the last time."""
         self._steps += 1
         if self._steps % LOOK_EVERY == 0 and not _capturing():
             self.choose_method()
@@ -170,7 +170,7 @@ class MixturePrior(nn.Module):
     def loss(self, tau: float, n_examples: int) -> Tensor:
         """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
         if torch.is_grad_enabled():
-            self._count_step()
+            self.count_step()
         return scaled_tau(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
@@ -178,35 +178,38 @@ class MixturePrior(nn.Module):
 
         Call it after the backward of the task loss: it adds to the gradients. Returns the loss, detached.
         """
-        return self.add_scaled_gradients_(self.means.new_full((), scaled_tau(tau, n_examples)))
+        scale = self.means.new_full((), scaled_tau(tau, n_examples))
+        self.count_step()
+        return self.add_scaled_gradients_(scale)
 
     def add_scaled_gradients_(
         self,
         scale: Tensor,  # 0-d
         weight_grads: Sequence[Tensor] | None = None,  # added to in place of the weights' own, in the order of `view`
     ) -> Tensor:  # 0-d
-        """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it."""
+        """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it. The caller counts the step."""
         weights = self.view.tensors
         if weight_grads is None:
             for w in weights:
                 if w.grad is None and w.requires_grad:
                     w.grad = torch.zeros_like(w)
             weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-        self._count_step()
         parameters = self._normalized()
-        remaining, results = iter(weight_grads), []
-        for k, (part, sweep) in enumerate(zip(self.parts, self._training_sweeps(), strict=True)):
+        rows = (p.detach().unbind() for p in parameters)
+        remaining, together = iter(weight_grads), self.config.sample_one_in == 1
+        losses, sums = [], []
+        for part, sweep, log_mixing, mean, log_var in zip(self.parts, self._training_sweeps(), *rows, strict=True):
             own = [next(remaining) for _ in part.shared]
-            log_mixing, mean, log_var = (p[k] for p in parameters)
-            together = self.config.sample_one_in == 1
-            results.append(mixture_nll_grad_(sweep, part.tensors, own, log_mixing, mean, log_var, scale, together))
-        grads = torch.stack([grad for _, grad in results], 1)  # (3, parts, J + 1)
+            found = mixture_nll_grad_(sweep, part.tensors, own, log_mixing, mean, log_var, scale, together)
+            losses.append(found[0])
+            sums.append(found[1])
+        grads = scale * mixture_grads(torch.stack(sums, 1), self.means)  # (3, parts, J + 1)
         hyper = self._hyper_priors(parameters[0], parameters[2])
-        pushed = [(p, g) for p, g in zip(parameters, scale * grads, strict=True) if p.requires_grad]
+        pushed = [(p, g) for p, g in zip(parameters, grads, strict=True) if p.requires_grad]
         if hyper.requires_grad:
             pushed.append((hyper, scale))
         torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
-        return scale * (torch.stack([loss for loss, _ in results]).sum() + hyper.detach())
+        return scale * (torch.stack(losses).sum().to(scale.dtype) + hyper.detach())
 
     def param_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""

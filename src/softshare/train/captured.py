@@ -15,11 +15,12 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
+from softshare.train.curvature import Curvature
+from softshare.train.prior_step import SMALL, PriorStep
+from softshare.train.replayed import WARM_UP, capture, run_aside, silenced
 from softshare.train.step import Latent, Step, _device
 
-SIDE_BY_SIDE = 2**24  # weights up to which the prior has a gradient of its own, computed while the network runs
 MOST_GRAPHS = 16
-WARM_UP = 3  # steps before a capture: libraries must have made their choices and their memory
 
 
 class CapturedStep(Step):
@@ -35,19 +36,21 @@ class CapturedStep(Step):
         if prior and prior.config.sample_one_in > 1:
             raise ConfigError("capture: a captured step would draw the same sample again; leave sample_one_in at 1")
         super().__init__(task, prior, config, latent)
-        self._stream, self._side = torch.cuda.Stream(_device(task)), torch.cuda.Stream(_device(task))
-        self._side_by_side = prior is not None and prior.view.n_weights <= SIDE_BY_SIDE
-        self._own_grads: list[Tensor] = []
+        self._stream = torch.cuda.Stream(_device(task))
         self._graphs: dict[_Key, _Graph] = {}
         self._runs: Counter[_Key] = Counter()  # of each shape of batch, before it is captured
         self._way = (list(prior.reaches) if prior else None, self.hard)
+
+    def _make_prior_step(self, prior: MixturePrior) -> PriorStep:
+        return (_SideBySide if prior.view.n_weights <= SMALL else PriorStep)(prior, self.curvature)
 
     def _make_optimizers(
         self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
     ) -> list[torch.optim.Optimizer]:
         self._rates = torch.tensor([g["lr"] for g in network + mixture], device=_device(self.task))
         rates = iter(self._rates)
-        return super()._make_optimizers(*([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture)))
+        rated = ([{**g, "lr": next(rates)} for g in gs] for gs in (network, mixture))
+        return [silenced(optimizer) for optimizer in super()._make_optimizers(*rated)]
 
     def _set_rates(self, rates: list[float]) -> None:
         self._rates.copy_(torch.tensor(rates), non_blocking=True)  # one copy: a launch takes as long as a small kernel
@@ -64,7 +67,7 @@ class CapturedStep(Step):
         with torch.cuda.device(_device(self.task)):
             if self._runs[key] < WARM_UP:
                 self._runs[key] += 1
-                return self._run_aside(batch)
+                return run_aside(lambda: super(CapturedStep, self).__call__(batch), self._stream)
             if key not in self._graphs:
                 if len(self._graphs) == MOST_GRAPHS:
                     raise ConfigError(
@@ -74,19 +77,29 @@ class CapturedStep(Step):
                 self._graphs[key] = _Graph(super().__call__, flat, self._stream)
             return self._graphs[key].replay(flat)
 
-    def _start_prior(self) -> None:
-        if self.prior and self._side_by_side:
+
+class _SideBySide(PriorStep):
+    """The same. In a soft step the prior's gradients are computed on another stream, while the network runs."""
+
+    def __init__(self, prior: MixturePrior, curvature: Curvature | None) -> None:
+        super().__init__(prior, curvature)
+        self._side = torch.cuda.Stream(prior.means.device)
+        self._own_grads: list[Tensor] = []
+
+    def before_(self, hard: bool) -> None:
+        super().before_(hard)
+        if not hard:
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
-                self._own_grads = [torch.zeros_like(w) for w in self.prior.view.tensors]
-                self._prior_loss = self.prior.add_scaled_gradients_(self._scale, self._own_grads)
+                self._own_grads = [torch.zeros_like(w) for w in self._prior.view.tensors]
+                self._loss = self._prior.add_scaled_gradients_(self._scale, self._own_grads)
 
-    def _add_prior(self, prior: MixturePrior) -> Tensor:
-        if self.hard or not self._side_by_side:
-            return super()._add_prior(prior)
+    def _add_prior(self) -> Tensor:
+        if self._hard:
+            return super()._add_prior()
         torch.cuda.current_stream().wait_stream(self._side)
         present, added = [], []
-        for w, own in zip(prior.view.tensors, self._own_grads, strict=True):
+        for w, own in zip(self._prior.view.tensors, self._own_grads, strict=True):
             if w.grad is not None:
                 present.append(w.grad)
                 added.append(own)
@@ -94,30 +107,24 @@ class CapturedStep(Step):
                 w.grad = own
         if present:
             torch._foreach_add_(present, added)
-        return self._prior_loss
-
-    def _run_aside(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """On another stream, as what will be captured must have been."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            out = super().__call__(batch)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return out
+        return self._loss
 
 
 class _Graph:
     def __init__(self, step: Callable[[Any], tuple[Tensor, Tensor]], batch: _Batch, stream: torch.cuda.Stream) -> None:
         self._batch = _Batch([t.clone() for t in batch.tensors], batch.form)
-        self._graph = torch.cuda.CUDAGraph()
         cause: Exception | None = None
+
+        def on_own_batch() -> tuple[Tensor, Tensor]:
+            nonlocal cause
+            try:
+                return step(tree_unflatten(self._batch.tensors, self._batch.form))
+            except Exception as problem:  # ending the capture will raise another one over it
+                cause = problem
+                raise
+
         try:
-            # "thread_local": other threads, such as those that load data, may use the GPU meanwhile
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                try:
-                    self._out = step(tree_unflatten(self._batch.tensors, self._batch.form))
-                except Exception as problem:  # ending the capture will raise another one over it
-                    cause = problem
-                    raise
+            self._graph, self._out = capture(on_own_batch, stream)
         except RuntimeError as problem:
             cause = cause or problem
             if isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, RuntimeError):

@@ -40,19 +40,35 @@ def hard_step(prior: MixturePrior) -> Iterator[None]:
 @contextmanager
 def quantized(prior: MixturePrior) -> Iterator[list[Tensor]]:
     """Within, the network has its quantized weights. Yields the component of each weight, tensor by tensor."""
-    assigned, kept = [], []
+    assigned, kept = quantize_network_(prior)
     try:
-        with torch.no_grad():
-            for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-                for w in part.tensors:
-                    index, own = quantize_(w, mixture.log_mixing, mixture.mean, mixture.log_var)
-                    assigned.append(index)
-                    kept.append(own)
         yield assigned
     finally:
-        with torch.no_grad():
-            if kept:  # after an error it may be incomplete
-                torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
+        restore_(prior, kept)
+
+
+@torch.no_grad()
+def quantize_network_(prior: MixturePrior) -> tuple[list[Tensor], list[Tensor]]:
+    """Quantize the shared weights. Returns the component of each weight and the old weights, tensor by tensor."""
+    assigned: list[Tensor] = []
+    kept: list[Tensor] = []
+    try:
+        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+            for w in part.tensors:
+                index, own = quantize_(w, mixture.log_mixing, mixture.mean, mixture.log_var)
+                assigned.append(index)
+                kept.append(own)
+    except BaseException:
+        restore_(prior, kept)
+        raise
+    return assigned, kept
+
+
+@torch.no_grad()
+def restore_(prior: MixturePrior, kept: list[Tensor]) -> None:
+    """Give the network its old weights back. After an error, only the first ones may have been quantized."""
+    if kept:  # torch refuses an empty list
+        torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.curvature import Curvature
-from softshare.train.hard import hard_step
+from softshare.train.prior_step import PriorStep, ReplayedPriorStep
 
 
 class Latent:
@@ -37,7 +37,8 @@ class Latent:
 class Step:
     """Gradients of the task loss and of the prior, and the optimizer's step.
 
-    Never synchronises, except on the first step and when the prior re-selects its method.
+    On a GPU the prior's part is replayed from CUDA graphs, unless the network is large. Never synchronises, except on
+    the first steps and when the prior re-selects its method.
     """
 
     _captured = False
@@ -46,16 +47,21 @@ class Step:
         self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
     ) -> None:
         self.task, self.prior, self.latent, self.config = task, prior, latent or Latent(), config
-        self._scale = torch.zeros((), device=_device(task), dtype=prior.means.dtype if prior else None)
+        self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
+        self._prior_step = self._make_prior_step(prior) if prior else None
         parameters = self.latent.parameters(task.model)
         network = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
-        self.optimizers = self._make_optimizers(network, prior.param_groups() if prior else [])
+        self.optimizers = self._make_optimizers(network, self._prior_step.param_groups() if self._prior_step else [])
         self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self._base_rates = [float(group["lr"]) for group in self._groups]
+        trained = [p for group in self._groups for p in group["params"]]
+        self._with_grad = list(dict.fromkeys([*trained, *task.model.parameters()]))  # the optimizer may not have all
         self.sums = torch.zeros(2, device=_device(task))  # of the losses that steps returned since it was set to 0
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
-        self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
+
+    def _make_prior_step(self, prior: MixturePrior) -> PriorStep:
+        return (ReplayedPriorStep if ReplayedPriorStep.fits(prior) else PriorStep)(prior, self.curvature)
 
     def _make_optimizers(
         self, network: list[dict[str, Any]], mixture: list[dict[str, Any]]
@@ -69,7 +75,8 @@ class Step:
 
     def set(self, tau: float, decay: float) -> None:
         """Set the prior's weight, and the factor of all learning rates, from the next step on."""
-        self._scale.fill_(tau / self.task.n_examples)
+        if self._prior_step:
+            self._prior_step.set(tau / self.task.n_examples, decay)
         self._set_rates([base * decay for base in self._base_rates])
 
     def _set_rates(self, rates: list[float]) -> None:
@@ -78,26 +85,28 @@ class Step:
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:  # 0-d each, detached
         """Take a step. Returns the task loss, and the loss of task and prior together."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        self.task.model.zero_grad()  # also those of parameters that the optimizer does not have
-        if self.hard and self.prior:
-            with hard_step(self.prior):
-                task_loss = self._task_gradients(batch)
-            if self.curvature:
-                self.curvature.note_()
-        else:
-            self._start_prior()
-            task_loss = self._task_gradients(batch)
-        loss = task_loss = task_loss.detach()
-        if self.prior:
-            loss = task_loss + self._add_prior(self.prior)
+        for p in self._with_grad:
+            p.grad = None
+        task_loss, loss = self._gradients(batch)
         self.latent.pull_()
         for optimizer in self.optimizers:
             optimizer.step()
         self.latent.push_()
         self.sums += torch.stack([task_loss, loss])
         return task_loss, loss
+
+    def _gradients(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Of task and prior. Returns the losses, as `__call__`."""
+        if self._prior_step is None:
+            task_loss = self._task_gradients(batch)
+            return task_loss, task_loss
+        self._prior_step.before_(self.hard)
+        try:
+            task_loss = self._task_gradients(batch)
+            return task_loss, task_loss + self._prior_step.after_()
+        except BaseException:
+            self._prior_step.restore_()
+            raise
 
     def _task_gradients(self, batch: Any) -> Tensor:
         task_loss, first = self.task.loss(self.task.model, batch), self._first
@@ -106,13 +115,7 @@ class Step:
             task_loss.backward()
         if first and self.prior:
             _require_gradients(self.prior)
-        return task_loss
-
-    def _start_prior(self) -> None:
-        """Start the part of the prior's work that can run beside the network's."""
-
-    def _add_prior(self, prior: MixturePrior) -> Tensor:
-        return prior.add_scaled_gradients_(self._scale)
+        return task_loss.detach()
 
     def _check(self, task_loss: Tensor) -> None:
         if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:

@@ -30,7 +30,14 @@ from kernels import (
     weights,
 )
 from softshare.errors import NotAvailableError
-from softshare.prior.kernels import find_sweep, log_joint, mixture_nll, mixture_nll_grad_, mixture_nll_ref
+from softshare.prior.kernels import (
+    find_sweep,
+    log_joint,
+    mixture_grads,
+    mixture_nll,
+    mixture_nll_grad_,
+    mixture_nll_ref,
+)
 from softshare.prior.kernels import sweep as mixture
 from softshare.prior.kernels.choice import available_backends
 
@@ -216,7 +223,8 @@ def test_in_place_adds_scale_times_the_gradient(backend: str, dtype: torch.dtype
     before = [torch.linspace(-1, 1, w.numel()).reshape(w.shape).to(dtype) for w in ws]
     grads = [grad_like(ws[0]).copy_(before[0]), before[1].clone()]
     memory = [g.data_ptr() for g in grads]
-    loss, mixture_grads = mixture_nll_grad_(sweep_of(backend), ws, grads, *params, scale)
+    loss, sums = mixture_nll_grad_(sweep_of(backend), ws, grads, *params, scale)
+    by_mixture = mixture_grads(sums, params[1])
     assert [g.data_ptr() for g in grads] == memory
 
     wide = [t.double() for t in params]
@@ -224,8 +232,9 @@ def test_in_place_adds_scale_times_the_gradient(backend: str, dtype: torch.dtype
     plain = loss_and_grads(mixture_nll_ref, ws, params)
     summed = [[b.double() + 0.3 * g.double() for b, g in zip(before, r[4:], strict=True)] for r in (exact, plain)]
     summed[1] = [stored(s, dtype, backend) for s in summed[1]]
-    assert loss.dtype == mixture_grads.dtype == torch.float32
-    assert_as_near_as([loss, *mixture_grads, *grads], [*plain[:4], *summed[1]], [*exact[:4], *summed[0]])
+    assert loss.dtype == sums.dtype == torch.float64
+    assert by_mixture.dtype == torch.float32
+    assert_as_near_as([loss, *by_mixture, *grads], [*plain[:4], *summed[1]], [*exact[:4], *summed[0]])
 
 
 def test_small_tensors_swept_as_one_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +246,8 @@ def test_small_tensors_swept_as_one_get_the_same(monkeypatch: pytest.MonkeyPatch
     for together in ([], [0, 1, 2, 3]):
         monkeypatch.setattr(mixture, "_small", lambda weights, device, together=together: together)
         grads = [torch.ones_like(w) for w in ws]
-        loss, mixture_grads = mixture_nll_grad_(sweep_of("numba"), ws, grads, *params, scale)
-        runs.append([loss, mixture_grads, *grads])
+        loss, sums = mixture_nll_grad_(sweep_of("numba"), ws, grads, *params, scale)
+        runs.append([loss.float(), sums.float(), *grads])
     for a, b in zip(*runs, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -251,7 +260,8 @@ def test_tensors_cut_for_short_indices_get_the_same(in_place: bool, monkeypatch:
         monkeypatch.setattr(mixture, "MOST_AT_ONCE", most)
         if in_place:
             grad = torch.ones(50)
-            runs.append([*mixture_nll_grad_(sweep_of("numba"), [w], [grad], *params, torch.tensor(0.3)), grad])
+            loss, sums = mixture_nll_grad_(sweep_of("numba"), [w], [grad], *params, torch.tensor(0.3))
+            runs.append([loss.float(), sums.float(), grad])
         else:
             runs.append(loss_and_grads(fused("numba"), [w], params))
     for a, b in zip(*runs, strict=True):

@@ -3,13 +3,14 @@
 from softshare.prior.kernels.assign import index_dtype, mixture_assign, quantize_, sum_by_component
 from softshare.prior.kernels.choice import find_sweep
 from softshare.prior.kernels.sample import sampled
-from softshare.prior.kernels.sweep import log_joint, mixture_nll, mixture_nll_grad_, mixture_nll_ref
+from softshare.prior.kernels.sweep import log_joint, mixture_grads, mixture_nll, mixture_nll_grad_, mixture_nll_ref
 
 __all__ = [
     "find_sweep",
     "index_dtype",
     "log_joint",
     "mixture_assign",
+    "mixture_grads",
     "mixture_nll",
     "mixture_nll_grad_",
     "mixture_nll_ref",

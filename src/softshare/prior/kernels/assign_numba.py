@@ -53,8 +53,9 @@ def assign(
 ) -> None:
     """An `Assign`. Its constants are computed in float64, so that each is rounded once."""
     wide = log_var.numpy().astype(np.float64)  # in numpy: ten calls of torch take as long as a thousand weights
-    constant = log_mixing.numpy() - 0.5 * (wide + math.log(2 * math.pi))
-    c, h = constant.astype(np.float32), (0.5 * np.exp(-wide)).astype(np.float32)
+    with np.errstate(all="ignore"):  # the loss reports a mixture that diverges
+        constant = log_mixing.numpy() - 0.5 * (wide + math.log(2 * math.pi))
+        c, h = constant.astype(np.float32), (0.5 * np.exp(-wide)).astype(np.float32)
     m = mean.numpy()
     parts, index_parts, kept_parts = cut([w]), cut([index]), cut([] if kept is None else [kept])
 

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Sweep(Protocol):
-    """Returns the loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J): see `_mixture_grads`.
+    """Returns the loss, and the sums over weights of r, r p d and r (p d^2 - 1), (3, J): see `mixture_grads`.
 
     Both are float64. Weights and gradients are 1-d and contiguous. Without `scale`, the gradients are filled with
     d loss / d w. With it, `scale` times d loss / d w is added to them. Loss and sums are not scaled. `times` says how
@@ -77,7 +77,7 @@ def mixture_nll_grad_(
     scale: Tensor,  # 0-d
     together: bool = True,
 ) -> tuple[Tensor, Tensor]:  # 0-d; (3, J)
-    """The loss and its gradients by log_mixing, mean and log_var. Adds `scale` times those by the weights to `grads`.
+    """Add `scale` times d loss / d w to `grads`. Returns the loss and the sums of a `Sweep`, for `mixture_grads`.
 
     The training step uses this: compared with autograd it saves a gradient's memory and three passes over it. With
     `together`, small tensors are copied and swept as one where that is faster.
@@ -101,7 +101,7 @@ def mixture_nll_grad_(
         loss, sums = sweep(_pieces(flats), log_mixing, mean, log_var, _pieces(outs), scale)
     if late:
         torch._foreach_add_([g for g, _ in late], [out.to(g.dtype) for g, out in late])
-    return loss.to(mean.dtype), _mixture_grads(sums, mean)
+    return loss, sums
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -176,10 +176,10 @@ def sweep_torch(
     return loss, sums
 
 
-def _mixture_grads(
-    sums: Tensor,  # (3, J) float64
-    mean: Tensor,  # (J,)
-) -> Tensor:  # (3, J)
+def mixture_grads(
+    sums: Tensor,  # (3, ..., J) float64
+    mean: Tensor,
+) -> Tensor:  # (3, ..., J), of the mean's dtype
     """Gradients by log_mixing, mean and log_var, with responsibility r_ij, d_ij = w_i - mean_j and precision p_j.
 
     d loss / d w_i          =  sum_j r_ij p_j d_ij
@@ -203,20 +203,20 @@ class _MixtureNLL(torch.autograd.Function):
             loss, sums = sweep(_pieces([flattened(w) for w in weights]), log_mixing, mean, log_var, pieces)
         if grads is not None:
             shaped = [shaped_like(g, w) for g, w in zip(grads, weights, strict=True)]
-            ctx.save_for_backward(_mixture_grads(sums, mean), *shaped)
+            ctx.save_for_backward(mixture_grads(sums, mean), *shaped)
             ctx.weight_dtypes = [w.dtype for w in weights]
         return loss.to(mean.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        mixture_grads, *grads = ctx.saved_tensors
+        by_mixture, *grads = ctx.saved_tensors
         if sum(g.numel() for g in grads) < IN_PLACE_FROM:
             scaled = [upstream * g for g in grads]
         else:
             scaled = [g.mul_(upstream) for g in grads]  # after this, autograd refuses a second backward
         own = (g.to(dtype) for g, dtype in zip(scaled, ctx.weight_dtypes, strict=True))
-        return (None, *(upstream * mixture_grads).unbind(), *own)
+        return (None, *(upstream * by_mixture).unbind(), *own)
 
 
 def shaped_like(flat: Tensor, w: Tensor) -> Tensor:
