@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from softshare.codec import check
 from softshare.compressed import Compressed, dead_layers, quantize_prior
@@ -12,18 +13,21 @@ from softshare.errors import ConfigError
 from softshare.network.weights import WeightView, kept_message
 from softshare.network.wrapped import copied, unwrapped
 from softshare.prior.prior import MixturePrior
-from softshare.target.budget import Files, check_size, check_target, limit_of
-from softshare.target.limits import MaxBytes, Outcome, Target, WithinNoise
-from softshare.target.search import Search
+from softshare.simplify.symmetries import Simplified
+from softshare.target.files import Files, check_size
+from softshare.target.limits import MaxBytes, Outcome, Target, WithinNoise, check_target, default_target, limit_of
+from softshare.target.search import Found, Search
 from softshare.target.steer import Steering
 from softshare.target.worth import curvatures
 from softshare.task import Task
 from softshare.train.distill import distilled
-from softshare.train.first_look import in_nats, look
+from softshare.train.first_look import FirstLook, in_nats, look
 from softshare.train.hooks import Hook
 from softshare.train.phases import Phases
 
-WITHIN_NOISE = WithinNoise()
+DEFAULT: Any = "default"  # the target of a call that names none
+OF_THE_NOISE = 0.5  # that is searched in: a network chosen among many by its evaluation is worse than that says
+MOST_TRIMMED = 3  # networks of a search
 
 
 def compress(
@@ -31,60 +35,107 @@ def compress(
     config: CompressConfig | None = None,
     hooks: Sequence[Hook] = (),
     *,
-    target: Target | None = WITHIN_NOISE,
+    target: Target | None = DEFAULT,
 ) -> Compressed:
     """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself does not change.
 
     By default the result is the smallest file found whose network is as good as before, within the noise of the
-    evaluation. Another target is met in its place. With None, the network is trained once, as the settings say,
-    whatever it loses. `Compressed.outcome` says what was lost and whether the target is met; if it is not, the nearest
-    network is returned.
+    evaluation. Another target takes its place. With None, the network is trained once, as the settings say, whatever
+    it loses. `Compressed.outcome` says what was lost and whether the target is met; if it is not, the nearest network
+    is returned.
     """
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
     config = config or CompressConfig()
-    if target is not None:
+    if target is DEFAULT:
+        target = default_target(config)
+    elif target is not None:
         check_target(target, config)
     if config.retrain.distill:  # here, so that a task without outputs is refused at once
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
-    prior, hard = MixturePrior(task.model, config.prior), config.retrain.hard_from < 1
-    start = quantize_prior(prior, config.merge, hard).quantized
+    prior = MixturePrior(task.model, config.prior)
+    start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
     if isinstance(target, MaxBytes):
         check_size(target, start, config)
-    first = look(task, prior, config.seed)
-    limit, unit = limit_of(target, task, first), 1.0
-    if config.retrain.scaling == "auto":
-        allowed = None if limit is None or isinstance(target, MaxBytes) else task.metric.loss(first.before, limit)
-        unit = first.unit(task, max(first.noise, allowed or 0.0))
-    trained = in_nats(task, unit)
-    files = Files(task, config)
-    plain = config.override(distill=0.0)  # it is in the task
-    if limit is None or isinstance(target, MaxBytes):
-        steering = None
-        if isinstance(target, MaxBytes):
-            steering = Steering(target.max_bytes, config.retrain, prior, files.size_of(prior))
-        with Phases(trained, config.retrain.looks, [steering, *hooks] if steering else hooks, unit) as phases:
-            phases.run(plain.retrain, prior=prior, zeroing=steering)
+    first, files = look(task, prior, config.seed), Files(task, config)
+    limit = limit_of(target, task, first)
+    if target is None or isinstance(target, MaxBytes):
+        compressed, simplified = _run(task, config, hooks, first, files, prior, target)
+    elif isinstance(target, WithinNoise):
+        within = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
+        compressed, simplified = _search(task, config, hooks, first, files, within)
     else:
-        search = Search(trained, plain, first, limit)
-        with Phases(trained, config.retrain.looks, [search, *hooks], unit) as phases:
-            prior = search.run(phases)
-    compressed = quantize_prior(prior, config.merge, hard)
-    files.find_broken(compressed.quantized)
-    if target is None or limit is None:
-        simplified = files.simplify(compressed.quantized)
-    else:
-        simplified = files.trim(compressed.quantized, curvatures(trained, prior, config.retrain), target, limit)
+        compressed, simplified = _search(task, config, hooks, first, files, limit)
     compressed = dataclasses.replace(
-        compressed,
-        quantized=simplified.quantized,
-        config=config.encode,
-        moved=simplified.moved,
-        history=phases.history,
+        compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
-    after = files.judge(simplified.quantized)
-    outcome = Outcome(target, task.metric, first.before, after, first.noise, limit, files.size(simplified.quantized))
+    n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
+    outcome = Outcome(target, task.metric, first.before, after, first.noise, limit, n_bytes)
     said = [*dead_layers(compressed), *kept_message(WeightView.of(task.model, config.prior.rules))]
     return dataclasses.replace(compressed, outcome=outcome, messages=(*said, *simplified.messages))
+
+
+def _run(
+    task: Task,
+    config: CompressConfig,
+    hooks: Sequence[Hook],
+    first: FirstLook,
+    files: Files,
+    prior: MixturePrior,
+    target: MaxBytes | None,
+) -> tuple[Compressed, Simplified]:
+    """One run, as the settings say or steered to a size."""
+    task, unit = _in_unit(task, config, first, first.noise)
+    steering = None
+    if target is not None:
+        steering = Steering(target.max_bytes, config.retrain, prior, files.size_of(prior))
+        hooks = [steering, *hooks]
+    with Phases(task, config.retrain.looks, hooks, unit) as phases:
+        phases.run(dataclasses.replace(config.retrain, distill=0.0), prior=prior, zeroing=steering)
+    compressed = dataclasses.replace(quantize_prior(prior, config.merge, _is_hard(config)), history=phases.history)
+    files.find_broken(compressed.quantized)
+    if target is None:
+        return compressed, files.simplify(compressed.quantized)
+    worth = curvatures(task, prior, config.retrain)
+    return compressed, files.trim_to_bytes(compressed.quantized, worth, target.max_bytes)
+
+
+def _search(
+    task: Task,
+    config: CompressConfig,
+    hooks: Sequence[Hook],
+    first: FirstLook,
+    files: Files,
+    limit: float,
+) -> tuple[Compressed, Simplified]:
+    """Runs until the smallest file within a limit on the metric is found."""
+    task, unit = _in_unit(task, config, first, max(first.noise, task.metric.loss(first.before, limit)))
+
+    def now(prior: MixturePrior) -> Compressed:
+        return quantize_prior(prior, config.merge, hard=True)
+
+    search = Search(task, config.override(distill=0.0), first, limit, lambda prior: files.judge(now(prior).quantized))
+    with Phases(task, None, [search, *hooks], unit) as phases:
+        trimmed: list[tuple[Found, Compressed, Simplified]] = []
+        for found in search.run(phases)[:MOST_TRIMMED]:
+            prior = search.restore_(found)
+            compressed = now(prior)
+            files.find_broken(compressed.quantized)
+            worth = curvatures(task, prior, config.retrain)
+            trimmed.append((found, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
+        found, compressed, simplified = min(trimmed, key=lambda t: files.size(t[2].quantized))
+        phases.on_prior(search.restore_(found))
+        phases.on_return(found.look)
+    return dataclasses.replace(compressed, history=phases.history), simplified
+
+
+def _in_unit(task: Task, config: CompressConfig, first: FirstLook, allowed: float) -> tuple[Task, float]:
+    """The task as tau is meant for it, and the unit of its loss."""
+    unit = first.unit(task, allowed) if config.retrain.scaling == "auto" else 1.0
+    return in_nats(task, unit), unit
+
+
+def _is_hard(config: CompressConfig) -> bool:
+    return config.retrain.hard_from < 1

@@ -39,18 +39,16 @@ from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
-from softshare.result import Result, measure
+from softshare.result import measure
 from softshare.route import compress as compress_task
-from softshare.target.budget import check_size, check_target
-from softshare.target.limits import MaxBytes, Target
+from softshare.target.files import check_size
+from softshare.target.limits import MaxBytes, Target, WithinNoise, check_target
 from softshare.task import Metric, Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
-from softshare.train.supply import length_of
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
-USUAL_STEPS = 6_000  # about those of the default 30 epochs on MNIST
-MUCH_WORSE, MUCH_WORSE_SHARE = 1.0, 0.1  # points of a metric in percent; share of another metric's value before
+NOT_MET = 3  # exit status: a file was written, but it does not meet the target
 out = console()
 
 
@@ -83,7 +81,7 @@ class RunOptions:
     device: str = "auto"
     task: TaskOptions = field(default_factory=TaskOptions)
     watching: Watching = field(default_factory=Watching)
-    target: Target | None = None
+    target: Target | None = field(default_factory=WithinNoise)
     pretrained: Any = None  # for a repeated run: how its result says that the network was pre-trained
 
 
@@ -116,7 +114,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         film = FrameLog(unfinished / FRAMES, task.metric)
         try:
-            hooks = [ProgressBar("retrain"), CsvLog(unfinished / HISTORY), film, *watchers]
+            hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
             compressed = compress_task(task, config, hooks, target=target)
         except DivergedError as error:
             save_checkpoint(unfinished / LAST_GOOD, error.state)
@@ -141,34 +139,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     if compressed.outcome:
         out.print(str(compressed.outcome))
         if not compressed.outcome.met:
-            raise typer.Exit(1)
-        return
-    if advice := _advice(result, compressed.history[-1].validation_error, config):
-        out.print(advice + _few_steps((length_of(task.train) or 0) * config.retrain.epochs))
-
-
-def _advice(result: Result, soft: float, config: CompressConfig) -> str:
-    """What to try if the network has become much worse. `soft` is its metric at the end of retraining."""
-    metric, before, after = result.metric, result.error_before, result.error_after
-    if not metric.loss(before, after) > (MUCH_WORSE if metric.unit == "%" else MUCH_WORSE_SHARE * abs(before)):
-        return ""
-    by_quantizing = config.retrain.hard_from >= 1 and metric.loss(soft, after) > metric.loss(before, soft)
-    return (
-        f"The {metric.name} {'fell' if metric.higher_is_better else 'rose'} from {metric.text(before)} to "
-        f"{metric.text(after)}. At the end of retraining it was {metric.text(soft)} on validation data. "
-    ) + (
-        "So quantizing caused it: the weights had not settled on the components. Try --hard-from 0.2, which "
-        "trains on quantized weights, or more --components or --epochs."
-        if by_quantizing
-        else "Try a smaller --tau, --zeroing or --width, more --epochs, or another --lr-weights."
-    )
-
-
-def _few_steps(n: int) -> str:
-    """Advice for a run of few steps. 0 means that the number is not known."""
-    if not 0 < n < USUAL_STEPS / 2:
-        return ""
-    return f" The run had {n:,} steps, but the defaults are made for {USUAL_STEPS:,}. Try more --epochs first."
+            raise typer.Exit(NOT_MET)
 
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:

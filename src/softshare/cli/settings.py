@@ -103,11 +103,13 @@ def _from_result(path: Path) -> Settings:
 
 def recorded_target(result: Result) -> Target | None:
     """The target of a recorded run."""
-    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, WithinNoise
 
     match (result.outcome or {}).get("target"):
         case None:
             return None
+        case empty if empty == {}:
+            return WithinNoise()
         case {"max_bytes": limit}:
             return MaxBytes(limit)
         case {"max_error": limit}:

@@ -81,17 +81,24 @@ def compress(
         float | None,
         typer.Option(
             show_default=False,
-            help="Find the smallest file with at most this error, in percent, on validation data.",
+            help="Find the smallest file with at most this error on validation data, in the unit of the task's metric; "
+            "with at least this, if more of the metric is better.",
         ),
     ] = None,
     max_error_increase: Annotated[
         float | None,
-        typer.Option(show_default=False, help="Find the smallest file whose error rises by at most this many points."),
+        typer.Option(show_default=False, help="Find the smallest file whose metric is at most this much worse."),
     ] = None,
     max_bytes: Annotated[
         int | None,
         typer.Option(show_default=False, help="Find the best network whose file has at most this many bytes."),
     ] = None,
+    no_limit: Annotated[
+        bool,
+        typer.Option(
+            "--no-limit", help="Train once, as the settings say: as small as that gets, whatever the network loses."
+        ),
+    ] = False,
     *,
     overrides: dict[str, Any],
     config: ConfigOption = None,
@@ -139,8 +146,11 @@ def compress(
     """Compress a network: retrain it under the prior, merge, quantize, encode, and measure the decoded file.
 
     The folder of the run gets model.sws (the compressed network), result.json (measurements and settings), history.csv,
-    frames.npz (for the report) and the checkpoints before and after retraining. If a target is not met, the folder
-    holds the nearest network that was found, and the exit status is 1.
+    frames.npz (for the report) and the checkpoints before and after retraining.
+
+    Without a target, the result is the smallest file found whose network is as good as before, within the noise of the
+    evaluation. This takes several runs. If a target is not met, the folder holds the nearest network that was found,
+    and the exit status is 3.
 
     An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
     overrides --config. `--config runs/x/result.json` repeats a run; a task of your own must be named again.
@@ -153,10 +163,17 @@ def compress(
         raise ConfigError(f"expected a task. To compress a checkpoint without one, run: {instead}")
     settings = read_settings(config)
     task = task or _recorded_task(settings, config)
-    target = _target(max_error, max_error_increase, max_bytes)
-    if target is None and settings.result:
-        target = recorded_target(settings.result)
+    from softshare.target.limits import default_target
+
+    given = _targets(max_error, max_error_increase, max_bytes)
+    if len(given) + no_limit > 1:
+        names = [*map(repr, given), *(["--no-limit"] if no_limit else [])]
+        raise ConfigError(f"expected one target, got {len(names)}: {', '.join(names)}")
     full = settings.applied(_base(task), overrides)
+    if given or no_limit:
+        target = given[0] if given else None
+    else:
+        target = recorded_target(settings.result) if settings.result else default_target(full)
     options = _task_options(task, settings, TaskOptions(data, augment, label_smoothing, from_scratch))
     if options.from_scratch and weights:
         raise ConfigError(
@@ -225,7 +242,7 @@ def _task_options(task: str, settings: Settings, given: TaskOptions) -> TaskOpti
     )
 
 
-def _target(max_error: float | None, max_error_increase: float | None, max_bytes: int | None) -> Target | None:
+def _targets(max_error: float | None, max_error_increase: float | None, max_bytes: int | None) -> list[Target]:
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease
 
     given: list[Target] = []
@@ -235,6 +252,4 @@ def _target(max_error: float | None, max_error_increase: float | None, max_bytes
         given.append(MaxErrorIncrease(max_error_increase))
     if max_bytes is not None:
         given.append(MaxBytes(max_bytes))
-    if len(given) > 1:
-        raise ConfigError(f"expected one target, got {len(given)}: {', '.join(map(repr, given))}")
-    return given[0] if given else None
+    return given

@@ -183,7 +183,7 @@ def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> 
             return deep_compression(task, config, hooks)
         case DnsConfig():
             return dns(task, config, hooks)
-    return compress(task, config, hooks)
+    return compress(task, config, hooks, target=None)
 
 
 @contextmanager

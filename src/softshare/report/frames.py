@@ -110,9 +110,14 @@ class FrameLog(Hook):
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None) -> None:
         self.path, self.metric = Path(path), metric or Metric()
         self._frames: Frames | None = None
+        self._prior: MixturePrior | None = None
+        self._films: dict[MixturePrior, Frames | None] = {}  # of the runs of a search
 
     def on_prior(self, prior: MixturePrior | None) -> None:
+        if self._prior is not None:
+            self._films[self._prior] = self._frames
         self._prior = prior
+        self._frames = self._films.get(prior) if prior else None
         if prior is None:
             return
         sizes = [part.n_weights for part in prior.parts]

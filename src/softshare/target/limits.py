@@ -6,8 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from softshare.config import CompressConfig
 from softshare.errors import ConfigError
-from softshare.task import Metric
+from softshare.task import Metric, Task
+from softshare.train.first_look import FirstLook
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,34 @@ class MaxErrorIncrease:
 Target = WithinNoise | MaxBytes | MaxError | MaxErrorIncrease
 
 
+def check_target(target: Target, config: CompressConfig) -> None:
+    """Raise unless a run with this config can be steered to the target."""
+    if not isinstance(target, WithinNoise | MaxBytes | MaxError | MaxErrorIncrease):
+        raise ConfigError(f"target: expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
+    if config.retrain.hard_from == 1 or not config.retrain.zeroing:
+        raise ConfigError(
+            "target: expected hard_from below 1 and zeroing above 0, because a target is met by zeroing in the hard "
+            f"phase, got {config.retrain.hard_from} and {config.retrain.zeroing}"
+        )
+
+
+def default_target(config: CompressConfig) -> Target | None:
+    """To lose nothing beyond the noise; none for settings without a hard phase, such as the paper's."""
+    return WithinNoise() if config.retrain.hard_from < 1 and config.retrain.zeroing else None
+
+
+def limit_of(target: Target | None, task: Task, first: FirstLook) -> float:
+    """The target as an absolute limit, in bytes or in the unit of the metric. Without one, everything is allowed."""
+    match target:
+        case WithinNoise():
+            return task.metric.worse(first.before, first.noise)
+        case MaxErrorIncrease(allowed):
+            return task.metric.worse(first.before, allowed)
+        case MaxError(limit) | MaxBytes(limit):
+            return limit
+    return task.metric.worse(0.0, math.inf)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of the network, and of the run's target if it had one. The metric is `Task.evaluate`'s."""
@@ -69,7 +99,7 @@ class Outcome:
     before: float  # the metric of the network before
     after: float  # of the network that the file decodes to
     noise: float  # the standard error of `before`
-    limit: float | None  # the target's, in bytes or in the unit of the metric
+    limit: float  # the target's, in bytes or in the unit of the metric; infinite without one
     n_bytes: int
 
     @property
@@ -90,13 +120,8 @@ class Outcome:
     @property
     def met(self) -> bool:
         """Whether the target is met. A run without one has nothing to meet."""
-        if self.limit is None:
-            return True
-        return (
-            self.n_bytes <= self.limit
-            if isinstance(self.target, MaxBytes)
-            else self.metric.loss(self.limit, self.after) <= 0
-        )
+        in_bytes = isinstance(self.target, MaxBytes)
+        return self.n_bytes <= self.limit if in_bytes else self.metric.loss(self.limit, self.after) <= 0
 
     def to_dict(self) -> dict[str, object]:
         target = (
@@ -104,7 +129,7 @@ class Outcome:
         )
         return {
             "target": target,
-            "limit": self.limit,
+            "limit": self.limit if self.target else None,
             "reached": self.reached,
             "met": self.met,
             "before": self.before,
@@ -116,16 +141,16 @@ class Outcome:
     def __str__(self) -> str:
         metric = self.metric
         figures = (
-            f"{metric.name} {metric.text(self.before)} before, {metric.text(self.after)} now, on the data of `evaluate`; "
-            f"its noise is {metric.text(self.noise)}"
+            f"{metric.name} {metric.text(self.before)} before, {metric.text(self.after)} now on validation data, where "
+            f"the noise is {metric.text(self.noise)}"
         )
         if self.kept:
             fate = f"kept its accuracy: {figures}"
         elif isinstance(self.target, WithinNoise):
-            fate = f"cannot be compressed without loss; the nearest that was found lost {metric.text(self.lost)}: {figures}"
+            fate = f"cannot be compressed without loss, the nearest found lost {metric.text(self.lost)}: {figures}"
         else:
             fate = f"lost {metric.text(self.lost)}: {figures}"
-        if self.limit is None or isinstance(self.target, WithinNoise):
+        if self.target is None or isinstance(self.target, WithinNoise):
             return fate
         in_bytes = isinstance(self.target, MaxBytes)
         limit, reached = (

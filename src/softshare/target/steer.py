@@ -30,7 +30,7 @@ REMEASURE, REMEASURE_AFTER = 0.1, 3  # change of size, or hard looks, after whic
 
 
 class Steering(Zeroing, Hook):
-    """Steering of one run. `size(exact)` is the size of the present file; if exact, of the simplified network's file."""
+    """Steering of one run. `size(exact)` is the size of the present file; if exact, of the simplified network."""
 
     def __init__(self, max_bytes: int, config: RetrainConfig, prior: MixturePrior, size: Callable[[bool], int]) -> None:
         super().__init__(config.zeroing)

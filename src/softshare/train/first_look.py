@@ -80,11 +80,11 @@ def look(task: Task, prior: MixturePrior, seed: int) -> FirstLook:
             task.model.train(was_training)
     metric = task.metric
     if metric.loss(before, zeros) < 0 and loss < of_zeros - CLEARLY * abs(of_zeros):
-        better, other = ("more", "False") if metric.higher_is_better else ("less", "True")
+        better, other = ("more", False) if metric.higher_is_better else ("less", True)
         raise ConfigError(
-            f"Task.evaluate: expected a measure of which {better} is better, but it gives {metric.text(before)} for the "
-            f"network and {metric.text(zeros)} for one whose weights are all 0. Their losses are {loss:.4g} and "
-            f"{of_zeros:.4g}. If it is right, say so: Task(metric=softshare.Metric(NAME, UNIT, higher_is_better={other}))"
+            f"Task.evaluate: expected a measure of which {better} is better. It gives {metric.text(before)} for the "
+            f"network and {metric.text(zeros)} for one whose weights are all 0, but their losses are {loss:.4g} and "
+            f"{of_zeros:.4g}. If the measure is right, name it: Task(metric=Metric(..., higher_is_better={other}))"
         )
     return dataclasses.replace(first, zeros=zeros, loss=loss, loss_of_zeros=of_zeros)
 

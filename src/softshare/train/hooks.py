@@ -10,15 +10,18 @@ from softshare.prior.prior import MixturePrior
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One line of the history. Bits and components are those of the network quantized at that time, without merging."""
+    """One line of the history, after each epoch or look.
 
-    epoch: int  # 0 is the state before the first step
+    Bits and components are those of the network quantized at that time, without merging.
+    """
+
+    epoch: int  # or look, if the length of the run is in steps; 0 is the state before the first step
     seconds: float
     tau: float
-    task_loss: float  # mean over the epoch, in nats
+    task_loss: float  # mean over the epoch
     prior_loss: float  # -log p(w, theta), in nats; a density, so it may be negative
     complexity_bits: float  # bits to name every weight's component under the mixture
-    validation_error: float  # percent; in the hard phase it is that of the quantized network
+    validation_error: float  # the task's metric; in the hard phase it is that of the quantized network
     components_alive: int  # of all mixtures: components that are most responsible for some weight, zero included
     density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights in each shared tensor
 
@@ -29,14 +32,15 @@ class Hook:
     def on_prior(self, prior: MixturePrior | None) -> None:
         """Called first, with the prior that training changes in place, if there is one."""
 
-    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None: ...
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        """Called before each run. A search has several, whose epochs are numbered on."""
 
     def on_step(self, epoch: int, step: int) -> None: ...
 
     def on_epoch(self, record: EpochRecord) -> None: ...
 
     def on_return(self, epoch: int) -> None:
-        """Called if a target restores the network and the prior of an earlier epoch."""
+        """Called if a target takes the network of an earlier epoch, after `on_prior` with its prior."""
 
     def on_end(self) -> None:
         """Called last, even after an error."""

@@ -16,16 +16,18 @@ from softshare.train.step import Latent
 from softshare.train.zeroing import Zeroing
 
 
-class Stopped(Exception):
+class StopPhaseError(Exception):
     """Raised by a hook to end the present phase."""
 
 
 class Phases(Hook):
-    """Epochs are numbered across phases. Each phase starts with a record of its own, at the epoch where the phase
+    """Hooks see the phases as one training of `epochs`; without that number, each phase starts anew for them.
+
+    Epochs are numbered across phases. Each phase starts with a record of its own, at the epoch where the phase
     before it ended: it shows the network as pruning or sharing has left it.
     """
 
-    def __init__(self, task: Task, epochs: int, hooks: Sequence[Hook], unit: float = 1.0) -> None:
+    def __init__(self, task: Task, epochs: int | None, hooks: Sequence[Hook], unit: float = 1.0) -> None:
         self.task, self.epochs, self.hooks = task, epochs, hooks
         self.unit = unit  # of the task's loss; the history has it as the user knows it
         self.history: tuple[EpochRecord, ...] = ()
@@ -49,8 +51,8 @@ class Phases(Hook):
         prior: MixturePrior | None = None,
         zeroing: Zeroing | None = None,
     ) -> None:
-        """If a hook raises `Stopped`, the phase ends there."""
-        with suppress(Stopped):
+        """If a hook raises `StopPhaseError`, the phase ends there."""
+        with suppress(StopPhaseError):
             retrain_(self.task, prior, config, [self], latent, zeroing)
         self._done = self.history[-1].epoch
 
@@ -59,10 +61,10 @@ class Phases(Hook):
             hook.on_prior(prior)
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
-        if not self._started:
+        if not self._started or self.epochs is None:
             self._started = True
             for hook in self.hooks:
-                hook.on_start(self.epochs, steps_per_epoch)
+                hook.on_start(self.epochs or epochs, steps_per_epoch)
 
     def on_step(self, epoch: int, step: int) -> None:
         for hook in self.hooks:

@@ -12,18 +12,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from softshare.errors import ConfigError
+from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
 
 
 class ProgressBar(Hook):
     """A rich progress bar. If the output is not a terminal, it prints a line every tenth of the run."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console | None = None, metric: Metric | None = None) -> None:
         self.title, self.console = title, console or Console(stderr=True, emoji=False)
+        self.metric = metric or Metric()
         self._progress: Progress | None = None
+        self._runs = 0
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        self.on_end()
         self._epochs, self._steps, self._started = epochs, steps_per_epoch, time.monotonic()
+        self._first: int | None = None  # number of the run's first record
+        self._runs += 1
+        self._name = self.title + (f", run {self._runs}" if self._runs > 1 else "")
         if self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}", markup=False),
@@ -33,22 +40,24 @@ class ProgressBar(Hook):
             )
             self._progress = Progress(*columns, console=self.console)
             total = epochs * (steps_per_epoch or 1)
-            self._bar: TaskID = self._progress.add_task(self.title, total=total)
+            self._bar: TaskID = self._progress.add_task(self._name, total=total)
             self._progress.start()
 
     def on_step(self, epoch: int, step: int) -> None:
         if self._progress and self._steps and step <= self._steps:
-            self._progress.update(self._bar, completed=(epoch - 1) * self._steps + step)
+            self._progress.update(self._bar, completed=(epoch - 1 - (self._first or 0)) * self._steps + step)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        text = f"{self.title}  error {record.validation_error:.2f}%"
+        self._first = record.epoch if self._first is None else self._first
+        done = record.epoch - self._first
+        text = f"{self._name}  {self.metric.name} {self.metric.text(record.validation_error)}"
         if record.density:
             text += f"  {record.complexity_bits / 8000:.1f} kB by the mixture  {record.components_alive} components"
         if self._progress:
-            self._progress.update(self._bar, description=text, completed=record.epoch * (self._steps or 1))
-        elif record.epoch > 0 and (record.epoch % -(-self._epochs // 10) == 0 or record.epoch == self._epochs):
-            left = (time.monotonic() - self._started) / record.epoch * (self._epochs - record.epoch)
-            line = f"{text}  epoch {record.epoch}/{self._epochs}, {left:.0f} s left"
+            self._progress.update(self._bar, description=text, completed=done * (self._steps or 1))
+        elif done > 0 and (done % -(-self._epochs // 10) == 0 or done == self._epochs):
+            left = (time.monotonic() - self._started) / done * (self._epochs - done)
+            line = f"{text}  {done}/{self._epochs}, {left:.0f} s left"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self) -> None:

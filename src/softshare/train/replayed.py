@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -46,9 +47,16 @@ def run_aside(function: Callable[[], Out], stream: torch.cuda.Stream) -> Out:
 def capture(function: Callable[[], Out], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Out]:
     """The graph of what the function launches, and its result, which holds no values before the first replay."""
     graph = torch.cuda.CUDAGraph()
-    # "thread_local": other threads, such as those that load data, may use the GPU meanwhile
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        out = function()
+    gc.collect()  # another graph that is collected during the capture would end it
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        # "thread_local": other threads, such as those that load data, may use the GPU meanwhile
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            out = function()
+    finally:
+        if collects:
+            gc.enable()
     return graph, out
 
 

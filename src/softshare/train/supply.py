@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
+from softshare.task import examples_in
 
 
 class Supply:
@@ -33,7 +31,7 @@ class Supply:
         steps, looks = self._config.steps, self._config.looks
         for step in range(steps * (look - 1) // looks, steps * look // looks):
             batch = next(self._stream)
-            self._rows = _rows(batch)
+            self._rows = examples_in(batch) or 1
             yield batch, step / steps
 
     def _pass(self, epoch: int, epochs: int) -> Iterator[tuple[Any, float]]:
@@ -47,7 +45,8 @@ class Supply:
         epoch = 0
         while True:
             epoch, n = epoch + 1, 0
-            for n, batch in enumerate(self._batches, start=1):
+            for batch in self._batches:
+                n += 1
                 yield batch
             self._end_pass(n, epoch)
 
@@ -68,9 +67,3 @@ def length_of(batches: Iterable[Any]) -> int | None:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:  # no length, or a DataLoader over a dataset without one
         return None
-
-
-def _rows(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch: the number of its examples, in most."""
-    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
-    return len(next(tensors, (None,)))

@@ -231,7 +231,7 @@ class _Search:
         """Compress, measure, write; an error says that it is hopeless."""
         config = with_values(self.job.config, trial.params)
         watch = _Watch(self.bound, self.metric)
-        compressed = compress(self.blind, config, [watch, *self.hooks(f"trial {trial.number}")])
+        compressed = compress(self.blind, config, [watch, *self.hooks(f"trial {trial.number}")], target=None)
         result = self.keep(trial, compressed, config)
         if not any(t.n_nonzero for t in compressed.quantized.shared):
             raise _HopelessError("collapsed: every shared weight is zero")

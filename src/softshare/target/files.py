@@ -1,4 +1,4 @@
-"""A run towards its target: what is trained, which network is taken, and how it is trimmed to fit."""
+"""The files that the networks of a run would be: how large they are, and what they decode to is worth."""
 
 from __future__ import annotations
 
@@ -17,21 +17,9 @@ from softshare.prior.prior import MixturePrior
 from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified, simplify
 from softshare.simplify.trial import broken_links
-from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Target, WithinNoise
+from softshare.target.limits import MaxBytes
 from softshare.target.trim import Cuts, trim_to_bytes, trim_to_error
 from softshare.task import Task
-from softshare.train.first_look import FirstLook
-
-
-def check_target(target: Target, config: CompressConfig) -> None:
-    """Raise unless a run with this config can be steered to the target."""
-    if not isinstance(target, WithinNoise | MaxBytes | MaxError | MaxErrorIncrease):
-        raise ConfigError(f"target: expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
-    if config.retrain.hard_from == 1 or not config.retrain.zeroing:
-        raise ConfigError(
-            "target: expected hard_from below 1 and zeroing above 0, because a target is met by zeroing in the hard "
-            f"phase, got {config.retrain.hard_from} and {config.retrain.zeroing}"
-        )
 
 
 def check_size(target: MaxBytes, quantized: QuantizedWeights, config: CompressConfig) -> None:
@@ -43,18 +31,6 @@ def check_size(target: MaxBytes, quantized: QuantizedWeights, config: CompressCo
             f"target: expected at least {least:,} bytes, the size of the file with every shared weight 0, got "
             f"{target.max_bytes:,}"
         )
-
-
-def limit_of(target: Target | None, task: Task, first: FirstLook) -> float | None:
-    """The target as an absolute limit, in bytes or in the unit of the metric."""
-    match target:
-        case WithinNoise():
-            return task.metric.worse(first.before, first.noise)
-        case MaxErrorIncrease(allowed):
-            return task.metric.worse(first.before, allowed)
-        case MaxError(limit) | MaxBytes(limit):
-            return limit
-    return None
 
 
 class Files:
@@ -90,14 +66,19 @@ class Files:
     def judge(self, quantized: QuantizedWeights) -> float:
         named = dataclasses.replace(self.config.encode, names="keep")
         state = decode(encode(quantized, named), max_bytes=None).state_dict()
-        load_state_(self._judged, state, "the decoded file")
+        load_state_(self._judged, state, "the decoded file", strict=not quantized.dropped)
         return self.task.judge(self._judged)
 
-    def trim(
-        self, quantized: QuantizedWeights, curvatures: Mapping[str, Tensor], target: Target, limit: float
+    def trim_to_bytes(
+        self, quantized: QuantizedWeights, curvatures: Mapping[str, Tensor], max_bytes: int
     ) -> Simplified:
-        """The finished network with its cheapest weights zeroed, as many as the target asks for or allows."""
-        cuts = Cuts(quantized, curvatures)
-        if isinstance(target, MaxBytes):
-            return trim_to_bytes(cuts, int(limit), self.simplify, self.size)
-        return trim_to_error(cuts, lambda q: self.task.metric.loss(limit, self.judge(q)) <= 0, self.simplify)
+        """The network with its cheapest weights zeroed, as many as it takes to fit."""
+        return trim_to_bytes(Cuts(quantized, curvatures), max_bytes, self.simplify, self.size)
+
+    def trim_to_metric(self, quantized: QuantizedWeights, curvatures: Mapping[str, Tensor], limit: float) -> Simplified:
+        """The network with its cheapest weights zeroed, as many as the metric's limit allows."""
+
+        def fits(q: QuantizedWeights) -> bool:
+            return self.task.metric.loss(limit, self.judge(q)) <= 0
+
+        return trim_to_error(Cuts(quantized, curvatures), fits, self.simplify)
