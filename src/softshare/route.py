@@ -54,7 +54,7 @@ def compress(
     if config.retrain.distill:  # here, so that a task without outputs is refused at once
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
-    prior = MixturePrior(task.model, config.prior)
+    prior = MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto")
     start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
     if isinstance(target, MaxBytes):

@@ -241,6 +241,11 @@ class RetrainConfig:
         """The examples that tau is divided by."""
         return n_examples if self.scaling == "paper" else COUNTED
 
+    @property
+    def relative(self) -> bool:
+        """Whether learning rates are relative to the weights of a layer. The steps of SGD have the gradient's size."""
+        return self.scaling == "auto" and self.optimizer == "adam"
+
     def tau_at(self, progress: float) -> float:
         """Tau when this share of the run is done."""
         return self.tau * (min(1.0, progress / self.tau_warmup) if self.tau_warmup else 1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from softshare._util.float64 import in_float64
 from softshare.config import Gamma, MergeConfig, PriorConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import WeightView
@@ -28,6 +29,7 @@ LARGEST = 2.0**100  # weights in a table are below this: its reach must be a flo
 # The hyper-priors that hold a width count as this many weights: HELD, or HELD_FOR_EACH for each weight of the largest
 # part, whichever is more. From 19 for each, no weights move a width of 0.45 by more than 5% (docs/math.md).
 HELD, HELD_FOR_EACH = 1e6, 20
+USUAL_WEIGHT = 0.05  # root mean square of the weights that learning rates are made for
 OUTLIER = 10.0  # times the 99th percentile of the magnitudes: the initial means do not reach further
 LOOK_EVERY = 256  # training steps between two checks that the table still fits; each check synchronises the GPU
 
@@ -38,7 +40,8 @@ class MixturePrior(nn.Module):
     The prior reads the model's own parameters and never registers them.
     """
 
-    def __init__(self, model: nn.Module, config: PriorConfig | None = None) -> None:
+    def __init__(self, model: nn.Module, config: PriorConfig | None = None, *, relative: bool = False) -> None:
+        """If `relative`, the means are parameters in proportion to the weights of their layer, and so is their rate."""
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # a tuple, so that torch does not register the model as part of the prior
@@ -47,8 +50,11 @@ class MixturePrior(nn.Module):
         names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
         self.parts = tuple(view.only(of_one) for of_one in names)  # the weights of each mixture
         self.view = WeightView(tuple(s for part in self.parts for s in part.shared), {}, {})  # in the same order
-        means = [_initial_means(part, config).to(view.dtype) for part in self.parts]
-        self.means = nn.Parameter(torch.stack(means))  # (parts, J)
+        means = torch.stack([_initial_means(part, config).to(view.dtype) for part in self.parts])
+        units = [_power_of_two(size_of(part.gather()) / USUAL_WEIGHT) if relative else 1.0 for part in self.parts]
+        self.register_buffer("mean_units", means.new_tensor(units)[:, None], persistent=relative)  # (parts, 1)
+        self.mean_units: Tensor
+        self.means = nn.Parameter(means / self.mean_units)  # (parts, J)
         stds = [_initial_std(part, config) for part in self.parts]
         log_vars = self.means.new_tensor([[2 * math.log(std)] for std in stds])
         self.log_vars = nn.Parameter(log_vars.repeat(1, config.components + 1))  # (parts, J + 1)
@@ -124,7 +130,7 @@ class MixturePrior(nn.Module):
         log_free = F.logsigmoid(-self.zero_logit)[:, None] + torch.log_softmax(self.mixing_logits, 1)
         return (
             torch.cat([F.logsigmoid(self.zero_logit)[:, None], log_free], 1),
-            F.pad(self.means, (1, 0)),
+            F.pad(self.means * self.mean_units, (1, 0)),
             self.log_vars + 0,  # a copy: a Mixture must not change while training continues
         )
 
@@ -242,9 +248,18 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
+def size_of(weights: Tensor) -> float:
+    """The root mean square."""
+    return float(in_float64(weights).square().mean().sqrt()) if weights.numel() else 0.0
+
+
+def _power_of_two(value: float) -> float:
+    return 2.0 ** round(math.log2(value)) if 0 < value < math.inf else 1.0
+
+
 def _initial_std(view: WeightView, config: PriorConfig) -> float:
     if config.width is not None:
-        return config.width * (float(view.gather().double().square().mean().sqrt()) or 1.0)
+        return config.width * (size_of(view.gather()) or 1.0)
     low, high = view.range()
     spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # all weights of a layer may be equal
     return config.init_std if config.init_std is not None else spacing

@@ -23,10 +23,11 @@ from softshare.train.phases import Phases, StopPhaseError
 
 MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
-HARDEST, GENTLEST = -3.0, 6.5
+HARDEST, GENTLEST = -3.0, 8.0
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2, not by 1
 BROKEN, BROKEN_LOOKS = 0.3, 3  # a network that has lost this share of what it gains over zeros, so many looks in a row
 FINER_FROM = 1.5  # the gentleness from which codebooks have more values, and components are narrower
+SLOWER_FROM = 4.0  # the gentleness from which the weights also move less
 MOST_COMPONENTS = 255
 
 
@@ -34,19 +35,20 @@ def gentler(config: CompressConfig, by: float) -> CompressConfig:
     """The settings of a run that leaves more weights; for a negative number, of one that leaves fewer.
 
     A gentler run has a weaker prior with a less likely zero component. From some gentleness on, it also has more values
-    to choose from: a network that must be exact needs them.
+    to choose from, which a network needs that must be exact. The gentlest runs hardly move the weights.
     """
     prior, retrain = config.prior, config.retrain
     if by <= 0:
         return config.override(zeroing=retrain.zeroing * 3**-by)
     odds = math.log(prior.zero_mixing / (1 - prior.zero_mixing)) - math.log(10) * by
-    finer = 2 ** max(0.0, by - FINER_FROM)
+    finer, slower = 2 ** max(0.0, by - FINER_FROM), 2 ** max(0.0, by - SLOWER_FROM)
     width: dict[str, Any] = {"width": prior.width / finer} if prior.width else {}
     return config.override(
         tau=retrain.tau * 3 ** (-by / 2),
         zero_mixing=1 / (1 + math.exp(-odds)),
         components=min(MOST_COMPONENTS, round(prior.components * finer)),
         lr_means=prior.lr_means / finer,
+        lr_weights=retrain.lr_weights / slower,
         **width,
     )
 
@@ -89,7 +91,10 @@ class Search(Hook):
         for _ in range(MOST_RUNS):
             self.task.model.load_state_dict(before)
             config = gentler(self.config, by)
-            self._present = config, MixturePrior(self.task.model, config.prior)
+            self._present = (
+                config,
+                MixturePrior(self.task.model, config.prior, relative=config.retrain.scaling == "auto"),
+            )
             self._best, self._bad, self._start = None, 0, phases.history[-1].epoch if phases.history else 0
             phases.run(config.retrain, prior=self._present[1])
             assert self._best is not None

@@ -80,5 +80,5 @@ def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None
     tensors = zip(assigned, prior.view.tensors, rows, strict=True)
     sums = torch.empty_like(prior.log_vars)  # (parts, J + 1)
     sum_by_component([(index, w.grad, row) for index, w, row in tensors if w.grad is not None], sums)
-    gradient = sums[:, 1:].contiguous()
+    gradient = sums[:, 1:] * prior.mean_units
     prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient

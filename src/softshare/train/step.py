@@ -14,6 +14,7 @@ from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.curvature import Curvature
 from softshare.train.prior_step import PriorStep, ReplayedPriorStep
+from softshare.train.rates import network_groups
 
 
 class Latent:
@@ -51,6 +52,8 @@ class Step:
         self._prior_step = self._make_prior_step(prior) if prior else None
         parameters = self.latent.parameters(task.model)
         network = [{"params": parameters, "lr": config.lr_weights, "weight_decay": config.weight_decay}]
+        if prior and config.relative:
+            network = network_groups(task.model, parameters, config)
         self.optimizers = self._make_optimizers(network, self._prior_step.param_groups() if self._prior_step else [])
         self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self._base_rates = [float(group["lr"]) for group in self._groups]
