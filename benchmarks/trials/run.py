@@ -38,13 +38,11 @@ class Job:
     seed: int
     target: str  # none, default or increase:X
     settings: dict[str, str]  # as text
-    steps: int | None  # of training, about; None: as many as the epochs have
 
     @property
     def told(self) -> str:
         """What sets this job apart from one with the default settings."""
-        steps = {} if self.steps is None else {"steps": self.steps}
-        return " ".join(f"{name}={value}" for name, value in {"target": self.target, **steps, **self.settings}.items())
+        return " ".join(f"{name}={value}" for name, value in {"target": self.target, **self.settings}.items())
 
 
 @dataclass(frozen=True)
@@ -99,9 +97,6 @@ def compress(job: Job) -> Row:
 def measured(job: Job) -> Row:
     task = tasks.TASKS[job.task](job.seed)
     values = {name: parse(name, text) for name, text in job.settings.items()}
-    if job.steps is not None:
-        assert isinstance(task.train, tasks.Batches)
-        values["epochs"] = max(1, round(job.steps / len(task.train)))
     config = softshare.CompressConfig().override(**{"seed": job.seed, **values})
     start = time.perf_counter()
     if job.target == "default":
@@ -180,7 +175,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         parse(name, text)  # a wrong setting ends here
     seeds = [int(seed) for seed in options.seeds.split(",")]
     return [
-        Job(name, seed, options.target, {**fixed, **point}, options.steps)
+        Job(name, seed, options.target, {**fixed, **point})
         for name, seed, point in itertools.product(names, seeds, grid)
     ]
 
@@ -191,7 +186,6 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="whole numbers with commas between them (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, of one thread each (default: 1)")
     parser.add_argument("--target", default="default", help="none, default or increase:NUMBER (default: default)")
-    parser.add_argument("--steps", type=int, help="set the epochs of each task to about this many training steps")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for all jobs")
     parser.add_argument("--sweep", action="append", default=[], metavar="NAME=A,B,...", help="try each of these values")
     parser.add_argument("--out", type=Path, default=Path("build/trials.csv"), help="CSV file to append to")
