@@ -32,9 +32,9 @@ def _choices(*names: str) -> dict[str, st.SearchStrategy[Any]]:
     return {name: st.sampled_from(typing.get_args(HINTS[name])) for name in names}
 
 
-def _config(stages: tuple[Any, ...], width: float | None) -> CompressConfig:
+def _config(stages: tuple[Any, ...], width: float | None, length: dict[str, int]) -> CompressConfig:
     """A width replaces the initial standard deviation and the precision priors."""
-    config = CompressConfig(*stages)
+    config = CompressConfig(*stages).override(**length)
     return config if width is None else config.override(width=width, **dict.fromkeys(WITHOUT_A_WIDTH))
 
 
@@ -59,8 +59,7 @@ configs = st.builds(
         ),
         st.builds(
             RetrainConfig,
-            **_choices("optimizer", "schedule"),
-            epochs=st.integers(1),
+            **_choices("optimizer", "schedule", "scaling"),
             tau=at_least_0,
             tau_warmup=shares,
             lr_weights=positive,
@@ -76,4 +75,5 @@ configs = st.builds(
         st.builds(EncodeConfig, **_choices("codec", "codebook_dtype", "rest_dtype", "names")),
     ),
     st.none() | positive,
+    st.sampled_from(["steps", "epochs"]).flatmap(lambda name: st.builds(lambda n: {name: n}, st.integers(1))),
 )

@@ -160,7 +160,7 @@ def test_round_trip_of_any_configuration(config: CompressConfig) -> None:
 
 def test_the_dict_is_plain_and_carries_its_version() -> None:
     values = EVERY_OPTION.to_dict()
-    assert values["version"] == 3
+    assert values["version"] == 4
     assert values["prior"]["mixing_prior"] == {"alpha": 900, "beta": 0.1}
     assert values["prior"]["zero_precision_prior"] is None
     assert json.loads(json.dumps(values))["prior"]["rules"] == [
@@ -197,8 +197,8 @@ def test_from_dict_leaves_its_argument_as_it_is() -> None:
 
 
 def test_another_version_or_none_is_refused() -> None:
-    for version in (1, 4, "3", None):
-        with pytest.raises(ConfigError, match=rf"version.*expected 3.*got {version!r}"):
+    for version in (1, 5, "4", None):
+        with pytest.raises(ConfigError, match=rf"version.*expected 4.*got {version!r}"):
             CompressConfig.from_dict({**CompressConfig().to_dict(), "version": version})
     with pytest.raises(ConfigError, match="version"):
         CompressConfig.from_dict({"retrain": {"tau": 0.5}})
@@ -213,6 +213,47 @@ def test_settings_of_version_2_are_read_unless_they_use_what_is_gone() -> None:
     drawn = {**old["prior"], "sample_schedule": "random", "sample_one_in": 10}
     with pytest.raises(ConfigError, match="sample_schedule: these"):
         CompressConfig.from_dict({**old, "prior": drawn})
+
+
+def test_settings_of_version_3_count_epochs_and_weigh_tau_as_the_paper() -> None:
+    paper = CompressConfig.paper().to_dict()
+    retrain = {name: value for name, value in paper["retrain"].items() if name not in ("steps", "scaling")}
+    assert CompressConfig.from_dict({**paper, "version": 3, "retrain": retrain}) == CompressConfig.paper()
+
+
+# The length of a run, and what tau is divided by
+
+
+@pytest.mark.parametrize(
+    ("steps", "looks"), [(1, 1), (9, 9), (10, 10), (500, 10), (2199, 10), (2200, 11), (6000, 30), (10**6, 30)]
+)
+def test_a_run_in_steps_is_looked_at_every_200_of_them(steps: int, looks: int) -> None:
+    """But 10 times at least, if it has as many steps, and 30 times at most."""
+    assert RetrainConfig(steps=steps).looks == looks
+
+
+def test_a_run_in_epochs_is_looked_at_after_each() -> None:
+    assert RetrainConfig(epochs=7).looks == 7
+    assert RetrainConfig(steps=3, epochs=400).looks == 400
+
+
+def test_of_steps_and_epochs_the_one_named_replaces_the_other() -> None:
+    in_epochs = CompressConfig().override(epochs=7)
+    assert (in_epochs.retrain.epochs, in_epochs.retrain.looks) == (7, 7)
+    in_steps = in_epochs.override(steps=50)
+    assert (in_steps.retrain.epochs, in_steps.retrain.steps) == (None, 50)
+    assert in_steps.override(steps=60, epochs=None).retrain.steps == 60
+    assert in_epochs.override(tau=1.0).retrain.epochs == 7
+    with pytest.raises(ConfigError, match="expected steps or epochs, got both: 50 and 7"):
+        CompressConfig().override(steps=50, epochs=7)
+    for name in ("steps", "epochs"):
+        with pytest.raises(ConfigError, match=f"{name}: expected at least 1, got 0"):
+            CompressConfig().override(**{name: 0})
+
+
+def test_tau_is_divided_by_the_examples_of_mnist_or_of_the_task() -> None:
+    assert RetrainConfig().counted(512) == RetrainConfig().counted(10**9) == 60_000
+    assert RetrainConfig(scaling="paper").counted(512) == 512
 
 
 UNKNOWN: list[tuple[dict[str, Any], str, str]] = [

@@ -49,50 +49,54 @@ def test_the_cheapest_weights_are_zeroed_first_and_no_other_changes() -> None:
 def test_trimmed_to_bytes_is_near_the_limit_and_never_above(share: float) -> None:
     limit = int(share * size(WEIGHTS))
     trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, unchanged, size)
-    assert 0.98 * limit <= size(trimmed.simplified.quantized) <= limit
-    assert trimmed.reached == size(trimmed.simplified.quantized)
-    assert trimmed.simplified.messages == ["unchanged"]
+    assert 0.98 * limit <= size(trimmed.quantized) <= limit
+    assert trimmed.messages == ["unchanged"]
 
 
 def test_what_fits_is_unchanged_and_what_cannot_fit_is_as_small_as_possible() -> None:
     cuts = Cuts(WEIGHTS, CURVATURES)
-    assert trim_to_bytes(cuts, size(WEIGHTS), unchanged, size).simplified.quantized is WEIGHTS
-    smallest = trim_to_bytes(cuts, 10, unchanged, size)
-    assert smallest.simplified.quantized.n_nonzero == 0
-    assert smallest.reached > 10
+    assert trim_to_bytes(cuts, size(WEIGHTS), unchanged, size).quantized is WEIGHTS
+    assert trim_to_bytes(cuts, 10, unchanged, size).quantized.n_nonzero == 0
 
 
 def test_the_simplified_network_is_what_counts() -> None:
     """Here simplifying always takes half of the bytes."""
     limit = size(WEIGHTS) // 3
     trimmed = trim_to_bytes(Cuts(WEIGHTS, CURVATURES), limit, unchanged, lambda q: size(q) // 2)
-    assert 0.98 * limit <= size(trimmed.simplified.quantized) // 2 <= limit
+    assert 0.98 * limit <= size(trimmed.quantized) // 2 <= limit
+
+
+def error(quantized: QuantizedWeights) -> float:
+    """The share of weights that are zeroed."""
+    return 1 - quantized.n_nonzero / WEIGHTS.n_nonzero
 
 
 @pytest.mark.parametrize("limit", [0.001, 0.5, 1.0])
 def test_trimmed_to_an_error_is_within_the_limit_and_uses_it(limit: float) -> None:
-    """The error here is the share of weights that are zeroed."""
-    whole = WEIGHTS.n_nonzero
-    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), limit, unchanged, lambda q: 1 - q.n_nonzero / whole)
-    assert limit - 0.05 <= trimmed.reached <= limit
-    assert trimmed.reached == 1 - trimmed.simplified.quantized.n_nonzero / whole
+    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), lambda q: error(q) <= limit, unchanged)
+    assert limit - 0.05 <= error(trimmed.quantized) <= limit
+    assert trimmed.messages == ["unchanged"]
 
 
-def test_an_error_above_the_limit_from_the_start_is_reported_uncut() -> None:
-    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 1.0, unchanged, lambda q: 2.0)
-    assert trimmed.simplified.quantized is WEIGHTS
-    assert trimmed.reached == 2.0
+def test_what_does_not_fit_from_the_start_is_not_cut() -> None:
+    assert trim_to_error(Cuts(WEIGHTS, CURVATURES), lambda q: False, unchanged).quantized is WEIGHTS
 
 
 def test_what_simplifying_lifts_above_the_limit_is_cut_less() -> None:
-    whole = WEIGHTS.n_nonzero
-
-    def error(quantized: QuantizedWeights) -> float:
-        lifted = 0.01 if "lifted" in quantized.rest else 0.0
-        return 1 - quantized.n_nonzero / whole + lifted
+    def fits(quantized: QuantizedWeights) -> bool:
+        return error(quantized) + (0.01 if "lifted" in quantized.rest else 0.0) <= 0.3
 
     def lift(quantized: QuantizedWeights) -> Simplified:
         return Simplified(QuantizedWeights(quantized.shared, {"lifted": torch.zeros(1)}, {}), [], {})
 
-    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), 0.3, lift, error)
-    assert 0.1 < trimmed.reached <= 0.3
+    trimmed = trim_to_error(Cuts(WEIGHTS, CURVATURES), fits, lift)
+    assert fits(trimmed.quantized)
+    assert error(trimmed.quantized) > 0.1
+
+
+def test_weights_of_infinite_curvature_are_never_cut() -> None:
+    """Nothing is known about a weight that is not trained."""
+    curvatures = {**CURVATURES, "c": torch.full((40,), torch.inf)}
+    cuts = Cuts(WEIGHTS, curvatures)
+    left = cuts.saving(cuts.total)
+    assert [t.n_nonzero for t in left.shared] == [0, 0, WEIGHTS.shared[2].n_nonzero]

@@ -203,13 +203,13 @@ def test_in_the_route_the_teacher_is_the_network_before() -> None:
     """The option equals `distilled` with a copy of the task's own network. The task still evaluates it."""
     task = make_task()
     before = copy.deepcopy(task.model.state_dict())
-    option = compress(task, SHORT.override(distill=0.5))
-    by_hand = compress(distilled(task, copy.deepcopy(task.model), 0.5), SHORT)
+    option = compress(task, SHORT.override(distill=0.5), target=None)
+    by_hand = compress(distilled(task, copy.deepcopy(task.model), 0.5), SHORT, target=None)
     assert option.to_bytes() == by_hand.to_bytes()
     assert [r.task_loss for r in option.history[1:]] == [r.task_loss for r in by_hand.history[1:]]
     assert [r.validation_error for r in option.history] == [1.0] * 3
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
-    assert option.history[-1].task_loss != compress(task, SHORT).history[-1].task_loss
+    assert option.history[-1].task_loss != compress(task, SHORT, target=None).history[-1].task_loss
 
 
 def test_retraining_alone_takes_the_network_at_its_start_for_a_teacher() -> None:
@@ -227,8 +227,9 @@ def test_retraining_alone_takes_the_network_at_its_start_for_a_teacher() -> None
 
 
 def test_a_share_of_0_needs_no_outputs_and_changes_nothing() -> None:
-    with_outputs, without = (compress(make_task(**c), SHORT.override(distill=0.0)) for c in ({}, {"outputs": None}))
-    plain = compress(make_task(), SHORT)
+    config = SHORT.override(distill=0.0)
+    with_outputs, without = (compress(make_task(**c), config, target=None) for c in ({}, {"outputs": None}))
+    plain = compress(make_task(), SHORT, target=None)
     assert with_outputs.to_bytes() == without.to_bytes() == plain.to_bytes()
     losses = [[r.task_loss for r in c.history[1:]] for c in (with_outputs, without, plain)]
     assert losses[0] == losses[1] == losses[2]

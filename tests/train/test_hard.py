@@ -27,7 +27,14 @@ EACH = ss.PriorConfig(components=3, zero_mixing=0.6)
 ONE = dataclasses.replace(EACH, mixtures="global")
 each_prior = pytest.mark.parametrize("config", [EACH, ONE], ids=["layer", "global"])
 HARD = ss.RetrainConfig(
-    epochs=2, tau=0.3, tau_warmup=0.0, lr_weights=1e-2, schedule="constant", hard_from=0.0, zeroing=0.0
+    epochs=2,
+    scaling="paper",
+    tau=0.3,
+    tau_warmup=0.0,
+    lr_weights=1e-2,
+    schedule="constant",
+    hard_from=0.0,
+    zeroing=0.0,
 )
 
 
@@ -299,7 +306,7 @@ def test_after_a_hard_run_quantizing_loses_nothing(zeroing: float) -> None:
         epochs=4, tau=0.05, zeroing=zeroing, merge_threshold=0.0, symmetries=False, codebook_dtype="float32"
     )
     task = make_task()
-    compressed = ss.compress(task, config)
+    compressed = ss.compress(task, config, target=None)
     fresh = Net().eval()
     fresh.load_state_dict(compressed.state_dict())
     last = compressed.history[-1]
@@ -333,9 +340,16 @@ def test_a_merge_moves_no_weight_of_a_hard_run_to_another_component() -> None:
 
 def test_what_merges_after_a_hard_run_keeps_its_components() -> None:
     config = ss.CompressConfig().override(
-        epochs=4, tau=0.001, components=12, zero_mixing=0.5, merge_threshold=0.3, symmetries=False
+        epochs=4,
+        scaling="paper",
+        tau=0.001,
+        zeroing=0.03,
+        components=12,
+        zero_mixing=0.5,
+        merge_threshold=0.3,
+        symmetries=False,
     )
-    compressed = ss.compress(make_task(), config)
+    compressed = ss.compress(make_task(), config, target=None)
     last, quantized = compressed.history[-1], compressed.quantized
     shares = {t.name: t.n_nonzero / max(1, t.indices.numel()) for t in quantized.shared}
     assert last.density == pytest.approx(shares, abs=1e-6)

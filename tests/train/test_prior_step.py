@@ -33,7 +33,7 @@ DEVICE, DTYPE = ("cuda", torch.float32) if HAS_GPU else ("cpu", torch.float64)
 EACH = ss.PriorConfig(components=3, zero_mixing=0.6, width=None, init_std=0.2)
 ONE = dataclasses.replace(EACH, mixtures="global")
 LEARNED = dataclasses.replace(ONE, mixing_prior=ss.Beta(40, 2), free_precision_prior=ss.Gamma(250, 0.1))
-STEP = ss.RetrainConfig(lr_weights=1e-3, zeroing=0.3)
+STEP = ss.RetrainConfig(scaling="paper", lr_weights=1e-3, zeroing=0.3)
 
 
 class Recording(TorchDispatchMode):

@@ -38,7 +38,7 @@ PRIOR = PriorConfig(
     lr_log_vars=2e-2,
     lr_mixing=5e-2,
 )
-SOFT = RetrainConfig(hard_from=1.0, zeroing=0.0)
+SOFT = RetrainConfig(scaling="paper", hard_from=1.0, zeroing=0.0)
 PLAIN = dataclasses.replace(SOFT, epochs=2, tau=0.1, tau_warmup=0.0, lr_weights=1e-2, schedule="constant")
 
 
@@ -388,7 +388,7 @@ def taus_and_lrs(monkeypatch: pytest.MonkeyPatch, config: RetrainConfig, train: 
     history: list[EpochRecord] = []
     prior = MixturePrior(task.model, prior_config)
     steps = spied(lambda: history.extend(retrain_(task, prior, config)))
-    n = len(taus) // config.epochs
+    n = len(taus) // config.looks
     assert [r.tau for r in history] == [0.0, *taus[n - 1 :: n]]  # of an epoch's last step
     return taus, steps
 
@@ -492,7 +492,7 @@ class Once:
 
 
 def test_data_that_is_used_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Task\.train: .* got none in epoch 2.*each time it is iterated"):
+    with pytest.raises(ConfigError, match=r"Task\.train: .* got none in pass 2.*each time it is iterated"):
         retrain_(make_task(net(), Once()), None, PLAIN)
 
 

@@ -39,8 +39,8 @@ PRIOR = ss.PriorConfig(
     lr_log_vars=1e-2,
     method="exact",
 )
-STEP = ss.RetrainConfig(lr_weights=1e-2)
-SOFT = ss.RetrainConfig(hard_from=1.0, zeroing=0.0)
+STEP = ss.RetrainConfig(scaling="paper", lr_weights=1e-2)
+SOFT = ss.RetrainConfig(scaling="paper", hard_from=1.0, zeroing=0.0)
 
 
 class Net(nn.Module):
@@ -397,7 +397,8 @@ def test_captured_training_in_the_hard_phase_gives_the_same_weights(method: str,
 def test_a_step_never_waits_for_the_gpu(method: Any, hard: bool, capture: bool) -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method=method))
-    step = (CapturedStep if capture else Step)(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    config = ss.RetrainConfig(scaling="paper", lr_weights=1e-3)
+    step = (CapturedStep if capture else Step)(task, prior, config)
     step.hard = hard
     batch = points(8, 1)
     for _ in range(WARM_UP + 2):
@@ -444,7 +445,7 @@ def test_a_loss_that_waits_cannot_be_captured() -> None:
 def test_a_new_reach_needs_a_new_capture() -> None:
     task = Task(mlp(), [points(8, 0)], mean_loss, lambda m: 1.0, 8)
     prior = ss.MixturePrior(task.model, dataclasses.replace(PRIOR, method="table"))
-    step = CapturedStep(task, prior, ss.RetrainConfig(lr_weights=1e-3))
+    step = CapturedStep(task, prior, ss.RetrainConfig(scaling="paper", lr_weights=1e-3))
     for _ in range(WARM_UP + 2):
         step(points(8, 0))
     assert len(step._graphs) == 1

@@ -87,14 +87,13 @@ def _train_until(
     zeroing: Zeroing,
 ) -> tuple[float, float]:  # mean task loss, and tau of the last step
     task.model.train()
-    counted = config.counted(task.n_examples)
     if prior:
         prior.choose_method()
     run_step.sums.zero_()
     step, tau = 0, 0.0
     for step, (batch, progress) in enumerate(supply.until(look), start=1):
         tau = config.tau_at(progress) * zeroing.tau_scale if prior else 0.0
-        run_step.set(tau * task.n_examples / counted, config.decay_at(progress))
+        run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
         if step % CHECK_EVERY == 0:
@@ -107,7 +106,8 @@ def _train_until(
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
         curvatures = run_step.curvature.estimate(supply.batch_size(task.n_examples))
-        zeroing.zero_(prior, curvatures, bit_price(tau, counted), look / config.looks)
+        price = bit_price(tau, config.counted(task.n_examples))
+        zeroing.zero_(prior, curvatures, price, look / config.looks)
     return float(run_step.sums[0]) / step, tau
 
 

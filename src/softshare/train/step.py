@@ -79,7 +79,7 @@ class Step:
     def set(self, tau: float, decay: float) -> None:
         """Set the prior's weight, and the factor of all learning rates, from the next step on."""
         if self._prior_step:
-            self._prior_step.set(tau / self.task.n_examples, decay)
+            self._prior_step.set(tau / self.config.counted(self.task.n_examples), decay)
         self._set_rates([base * decay for base in self._base_rates])
 
     def _set_rates(self, rates: list[float]) -> None:
