@@ -17,7 +17,7 @@ OURS = [
     "lr_means",
     "lr_log_vars",
     "lr_mixing",
-    "epochs",
+    "steps",
     "tau",
     "tau_warmup",
     "lr_weights",
@@ -59,8 +59,9 @@ def test_the_papers_13_are_left_where_warm_up_and_epochs_are_held() -> None:
         ({"width": None}, {"width"}),
         ({"hard_from": 1.0}, {"hard_from", "zeroing"}),
         ({"zeroing": 0.0}, {"zeroing"}),
+        ({"epochs": 30}, {"steps"}),
     ],
-    ids=["width", "hard_from", "zeroing"],
+    ids=["width", "hard_from", "zeroing", "steps"],
 )
 def test_what_is_switched_off_is_not_searched(changes: dict[str, Any], gone: set[str]) -> None:
     assert set(OURS) - set(search_space(CompressConfig().override(**changes))) == gone
