@@ -52,7 +52,35 @@ def write_task(folder: Path, extra: str = "", name: str = "net.py") -> str:
     return f"{folder / name}:task"
 
 
-# The same, judged by its accuracy, with its loss beside it.
+# A user's file: a small network that has learned which of two inputs is larger.
+TRAINED = """
+import torch
+from torch import nn
+
+import softshare
+
+
+def task():
+    torch.manual_seed(0)
+    x = torch.randn(768, 6)
+    y = (x[:, 0] > x[:, 1]).long()
+    model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[:512]), y[:512]).backward()
+        optimizer.step()
+    train, held_out = list(zip(x[:512].split(64), y[:512].split(64))), [(x[512:], y[512:])]
+    return softshare.Task.from_loaders(model, train, held_out, nn.CrossEntropyLoss())
+"""
+
+
+def write_trained_task(folder: Path) -> str:
+    (folder / "trained.py").write_text(TRAINED)
+    return f"{folder / 'trained.py'}:task"
+
+
+# The first one, judged by its accuracy, with its loss beside it.
 ACCURATE = """
 def measures(model):
     return {"accuracy": 100 - error(model), "loss": float(torch.stack([loss(model, b) for b in data]).mean())}
@@ -69,7 +97,7 @@ def run(*args: object) -> int:
 
 def finished_run(folder: Path) -> Path:
     """A run of the user's task, in a folder below this one."""
-    options = ("--epochs", 3, "--tau", 0.5, "--seed", 7)
+    options = ("--epochs", 3, "--tau", 0.5, "--seed", 7, "--no-limit")
     assert run("compress", write_task(folder), *options, "--out", folder / "run") == 0
     return folder / "run"
 

@@ -56,6 +56,8 @@ def make_task() -> Task:
 def compress(folder: Path, *options: object) -> Path:
     """Make a finished run in folder/run."""
     (folder / "net.py").write_text(TASK)
-    arguments = ["compress", f"{folder / 'net.py'}:task", "--out", folder / "run", "--epochs", 4, *LIGHT, *options]
+    limit = () if "--max-bytes" in options else ("--no-limit",)
+    task = f"{folder / 'net.py'}:task"
+    arguments = ["compress", task, "--out", folder / "run", "--epochs", 4, *limit, *LIGHT, *options]
     assert main([str(a) for a in arguments]) == 0
     return folder / "run"

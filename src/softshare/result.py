@@ -24,6 +24,7 @@ from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
 from softshare.task import Metric, Task, examples_in
+from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
 
 SCHEMA = 1
@@ -55,12 +56,28 @@ class Result:
     versions: dict[str, str]
     config: dict[str, Any]
     published_ratio: float | None = None  # of a baseline, by the accounting of its own paper
-    outcome: dict[str, Any] | None = None  # the target, its limit, what was reached, whether it is met
+    outcome: dict[str, Any] | None = None  # on validation data: the target, what was reached, what the network lost
     metric: Metric = Metric()  # what the errors are; older results do not say, and have the error in percent
     others: dict[str, Any] | None = None  # what else the task measures: name -> [before, after]
+    noise: float | None = None  # standard error of `error_before`; older results do not have it
 
     def __post_init__(self) -> None:
         require_types(self)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the metric is as good as before, within its noise. None if the noise is not known."""
+        return None if self.noise is None else self.metric.loss(self.error_before, self.error_after) <= self.noise
+
+    def loss_in_words(self) -> str:
+        """A sentence that says by how much the metric became worse."""
+        metric, noise = (
+            self.metric,
+            "" if self.noise is None else f", where the noise is {self.metric.text(self.noise)}",
+        )
+        verb = "fell" if metric.higher_is_better else "rose"
+        before, after = metric.text(self.error_before), metric.text(self.error_after)
+        return f"On the test set, the {metric.name} {verb} from {before} to {after}{noise}."
 
     def to_json(self) -> str:
         return json.dumps(to_plain(self), indent=2) + "\n"
@@ -145,7 +162,17 @@ def measure(
         outcome=compressed.outcome.to_dict() if compressed.outcome else None,
         metric=task.metric,
         others=other_measures(task, before, after),
+        noise=_noise(task, compressed, before[task.metric.name]),
     )
+
+
+def _noise(task: Task, compressed: Compressed, before: float) -> float | None:
+    """The standard error of the metric before compression: on the test set, if there is one. None for rivals."""
+    if compressed.outcome is None:
+        return None
+    if task.test is None:
+        return compressed.outcome.noise
+    return noise_of(dataclasses.replace(task, evaluate=task.test), task.model, before)
 
 
 def other_measures(task: Task, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any] | None:

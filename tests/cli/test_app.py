@@ -68,7 +68,7 @@ def test_the_first_panel_of_compress_has_at_most_twelve_options() -> None:
     panels = [p.rich_help_panel for p in command.params if p.param_type_name == "option"]
     assert panels.count(None) + 1 <= 12  # and --help
     others = [panel for panel in dict.fromkeys(panels) if panel]
-    assert others == ["Network and data", "Watching", "Prior", "Retraining", "Merging", "Simplifying", "File"]
+    assert others == ["Target", "Network and data", "Watching", "Prior", "Retraining", "Merging", "Simplifying", "File"]
 
 
 def test_every_help_is_a_sentence() -> None:

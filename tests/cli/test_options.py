@@ -68,7 +68,20 @@ def test_every_field_is_an_option_with_its_help_choices_and_default(compress_hel
 
 
 def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_help: str) -> None:
-    order = ["--epochs", "--seed", "Prior", "--components", "Retraining", "--tau", "Merging", "--merge-threshold"]
+    order = [
+        "--steps",
+        "--epochs",
+        "--seed",
+        "Target",
+        "--max-error",
+        "--no-limit",
+        "Prior",
+        "--components",
+        "Retraining",
+        "--tau",
+        "Merging",
+        "--merge-threshold",
+    ]
     order += ["Simplifying", "--symmetries", "File", "--codec"]
     places = [re.search(rf"(?<![\w-]){word} ", compress_help[compress_help.index("Options") :]) for word in order]
     starts = [match.start() for match in places if match]
@@ -85,8 +98,8 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "--mixtures global --components 4 --init quantile --width none --init-std 0.25 "
         "--zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
         "--method table --sample-one-in 3 "
-        "--epochs 7 --tau 0 --tau-warmup 0.0 --lr-weights 1e-9 --optimizer sgd --weight-decay 0.5 "
-        "--schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
+        "--steps 900 --epochs 7 --tau 0 --scaling paper --tau-warmup 0.0 --lr-weights 1e-9 "
+        "--optimizer sgd --weight-decay 0.5 --schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
         "--merge-threshold 2 --no-symmetries "
         "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
@@ -104,8 +117,10 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "backend": "torch",
         "method": "table",
         "sample_one_in": 3,
+        "steps": 900,
         "epochs": 7,
         "tau": 0.0,
+        "scaling": "paper",
         "tau_warmup": 0.0,
         "lr_weights": 1e-9,
         "optimizer": "sgd",
@@ -125,6 +140,9 @@ def test_numbers_choices_and_switches_come_through() -> None:
     }
     others = {"mixing_prior", "zero_precision_prior", "free_precision_prior", "rules"}
     assert set(overrides) == {f.name for f in FIELDS} - others
+    with pytest.raises(ConfigError, match="expected steps or epochs, got both: 900 and 7"):
+        CompressConfig().override(**overrides)
+    del overrides["steps"]
     assert CompressConfig().override(**overrides).retrain.seed == -3
     assert overrides_of() == {}
     assert overrides_of("--no-capture", "--symmetries") == {"capture": False, "symmetries": True}

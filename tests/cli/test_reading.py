@@ -78,7 +78,7 @@ def test_decompress_writes_what_load_gives(finished: Path, tmp_path: Path, refus
 def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.CaptureFixture[str]) -> None:
     """A run evaluates, because it has the network. Inspect numbers the tensors. Decompress needs the network."""
     folder, task = tmp_path / "run", write_task(tmp_path)
-    assert run("compress", task, "--names", "none", "--epochs", 1, "--out", folder) == 0
+    assert run("compress", task, "--names", "none", "--epochs", 1, "--no-limit", "--out", folder) == 0
     assert run("evaluate", folder) == 0
     capsys.readouterr()
     assert run("inspect", folder / "model.sws") == 0
@@ -92,7 +92,7 @@ def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.
     assert run("decompress", folder / "model.sws", target, "--task", task) == 0
     state = safetensors.torch.load_file(target)
     again = tmp_path / "again"
-    assert run("compress", task, "--epochs", 1, "--out", again) == 0
+    assert run("compress", task, "--epochs", 1, "--no-limit", "--out", again) == 0
     assert_same_state(state, ss.load(again / "model.sws"))
 
 
@@ -178,7 +178,7 @@ def test_a_run_of_another_network(finished: Path, tmp_path: Path, refused: Refus
 
 def test_a_run_of_a_task_with_a_name_of_its_own(tmp_path: Path, refused: Refusals) -> None:
     spec = write_task(tmp_path, "def task():\n    return make_task(name='mine')")
-    assert run("compress", spec, "--epochs", 1, "--out", tmp_path / "run") == 0
+    assert run("compress", spec, "--epochs", 1, "--no-limit", "--out", tmp_path / "run") == 0
     assert result_of(tmp_path / "run")["experiment"] == "mine"
     refused("evaluate", tmp_path / "run", naming=["mine", "--task"])
     assert run("evaluate", tmp_path / "run", "--task", spec) == 0
@@ -267,7 +267,7 @@ def test_evaluate_with_new_batch_norm_statistics(tmp_path: Path, capsys: pytest.
     """It prints the error with the new statistics, and a difference is not a failure."""
     (tmp_path / "net.py").write_text(TASK.format(name="batch-norm"))
     folder = tmp_path / "run"
-    assert run("compress", f"{tmp_path / 'net.py'}:task", "--epochs", 1, "--out", folder) == 0
+    assert run("compress", f"{tmp_path / 'net.py'}:task", "--epochs", 1, "--no-limit", "--out", folder) == 0
     loaded = make_task("batch-norm")
     ss.load_into_(loaded.model, folder / "model.sws")
     ss.reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)

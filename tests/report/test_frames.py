@@ -42,7 +42,7 @@ class Copies(Hook):
 def test_frames_show_each_epoch(tmp_path: Path, mixtures: str) -> None:
     log, copies = FrameLog(tmp_path / "frames.npz"), Copies()
     config = CompressConfig().override(epochs=2, mixtures=mixtures)
-    compressed = compress(make_task(), config, [log, copies])
+    compressed = compress(make_task(), config, [log, copies], target=None)
     log.finish(compressed.mixtures)
     frames = Frames.load(tmp_path / "frames.npz")
     parts = ["conv", "hidden", "<b>head"] if mixtures == "layer" else ["all weights"]
@@ -98,8 +98,9 @@ def test_the_last_frame_is_the_network_that_a_target_takes(tmp_path: Path, monke
 
 
 def test_a_film_changes_nothing_in_the_training(tmp_path: Path) -> None:
-    plain = compress(make_task(), CompressConfig().override(epochs=2))
-    filmed = compress(make_task(), CompressConfig().override(epochs=2), [FrameLog(tmp_path / "frames.npz")])
+    config = CompressConfig().override(epochs=2)
+    plain = compress(make_task(), config, target=None)
+    filmed = compress(make_task(), config, [FrameLog(tmp_path / "frames.npz")], target=None)
     assert plain.to_bytes() == filmed.to_bytes()
     still = [dataclasses.replace(r, seconds=0.0) for r in plain.history]
     assert str(still) == str([dataclasses.replace(r, seconds=0.0) for r in filmed.history])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from softshare.report.figures.catalogue import FIGURES
 from softshare.report.page import Figure, Page, Table, render, render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
-from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target
+from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target, WithinNoise
 from softshare.task import Metric
 
 PICTURES = {plot.name for plot in FIGURES}
@@ -148,20 +149,32 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
 @pytest.mark.parametrize(
     ("target", "reached", "card"),
     [
+        (None, 1.0, "<b>kept</b><span>on validation data: error 1.00% before, 1.00% after, noise 0.25%</span>"),
+        (
+            WithinNoise(),
+            1.5,
+            "<b>lost 0.50%</b><span>on validation data: error 1.00% before, 1.50% after, noise 0.25%</span>",
+        ),
         (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
         (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.50% validation error; 2.75% reached</span>"),
         (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2.00% validation error; 1.50% reached</span>"),
     ],
 )
-def test_a_target_is_in_the_headline(written: Path, target: Target, reached: float, card: str) -> None:
+def test_the_outcome_is_in_the_headline(written: Path, target: Target | None, reached: float, card: str) -> None:
     run = Run.load(written)
     assert run.result is not None
     none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
     assert "target" not in render_page(run, none).partition("</header>")[0]
-    limit = 2.0 if isinstance(target, MaxErrorIncrease) else next(iter(dataclasses.asdict(target).values()))
-    result = dataclasses.replace(run.result, outcome=Outcome(target, limit, reached).to_dict())
+    limits = {MaxBytes: 5000, MaxError: 2.5, MaxErrorIncrease: 2.0, WithinNoise: 1.25}
+    after, n_bytes = (1.0, int(reached)) if isinstance(target, MaxBytes) else (reached, 4000)
+    outcome = Outcome(target, Metric(), 1.0, after, 0.25, limits.get(type(target), math.inf), n_bytes)
+    result = dataclasses.replace(run.result, outcome=json.loads(json.dumps(outcome.to_dict())))
     header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
     assert card in header
+    assert header.count("target") == (target is not None and not isinstance(target, WithinNoise))
+    old = dataclasses.replace(run.result, outcome={"target": {"max_bytes": 9}, "limit": 9, "reached": 8, "met": True})
+    header = render_page(dataclasses.replace(run, result=old), none).partition("</header>")[0]
+    assert "<b>met</b><span>target: at most 9 bytes; 8 reached</span>" in header
 
 
 def test_a_folder_that_is_no_run_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

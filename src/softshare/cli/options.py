@@ -20,7 +20,7 @@ PANELS = {
     "simplify": "Simplifying",
     "encode": "File",
 }
-FIRST = ("epochs", "seed")  # settings in the first panel, among a command's own options
+FIRST = ("steps", "epochs", "seed")  # settings in the first panel, among a command's own options
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Change one setting, for example tau=0.01. Can be repeated."),

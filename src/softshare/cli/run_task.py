@@ -112,7 +112,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             pretrain_into(task, spec, unfinished, seed)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
-        film = FrameLog(unfinished / FRAMES, task.metric)
+        film = FrameLog(unfinished / FRAMES, task.metric, "look" if config.retrain.epochs is None else "epoch")
         try:
             hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
             compressed = compress_task(task, config, hooks, target=target)
@@ -136,6 +136,8 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     out.print(
         f"The run is in {folder}. It took {time.perf_counter() - start:.0f} s and used one seed ({seed}).",
     )
+    if task.test and result.kept is False:
+        out.print(result.loss_in_words())
     if compressed.outcome:
         out.print(str(compressed.outcome))
         if not compressed.outcome.met:

@@ -126,7 +126,7 @@ def tune(
     )
     if not front(rows):
         out.print(
-            "No trial is within the bound. Give another --error-bound, or a smaller --width or --tau, or more --epochs."
+            "No trial is within the bound. Give another --error-bound, or a smaller --width or --tau, or more --steps."
         )
     if not can_draw():
         out.print("No figure was drawn, because matplotlib is missing: pip install 'softshare[report]'")

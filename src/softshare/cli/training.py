@@ -27,7 +27,7 @@ from softshare.errors import ConfigError
 if TYPE_CHECKING:
     from softshare.target.limits import Target
 
-WATCHING = "Watching"  # a panel of --help
+TARGET, WATCHING = "Target", "Watching"  # panels of --help
 
 
 def demo(
@@ -43,7 +43,7 @@ def demo(
     from softshare.zoo.experiments import get_experiment
 
     config = get_experiment("lenet-300-100").compress
-    run_task("lenet-300-100", folder, config, RunOptions(overwrite=overwrite, device=device))
+    run_task("lenet-300-100", folder, config, RunOptions(overwrite=overwrite, device=device, target=None))
 
 
 def pretrain(
@@ -81,22 +81,33 @@ def compress(
         float | None,
         typer.Option(
             show_default=False,
+            rich_help_panel=TARGET,
             help="Find the smallest file with at most this error on validation data, in the unit of the task's metric; "
             "with at least this, if more of the metric is better.",
         ),
     ] = None,
     max_error_increase: Annotated[
         float | None,
-        typer.Option(show_default=False, help="Find the smallest file whose metric is at most this much worse."),
+        typer.Option(
+            show_default=False,
+            rich_help_panel=TARGET,
+            help="Find the smallest file whose metric is at most this much worse than before, in its own unit.",
+        ),
     ] = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(show_default=False, help="Find the best network whose file has at most this many bytes."),
+        typer.Option(
+            show_default=False,
+            rich_help_panel=TARGET,
+            help="Find the best network whose file has at most this many bytes. This takes one run.",
+        ),
     ] = None,
     no_limit: Annotated[
         bool,
         typer.Option(
-            "--no-limit", help="Train once, as the settings say: as small as that gets, whatever the network loses."
+            "--no-limit",
+            rich_help_panel=TARGET,
+            help="Train once, as the settings say, whatever the network loses.",
         ),
     ] = False,
     *,
@@ -139,7 +150,7 @@ def compress(
     tensorboard: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", rich_help_panel=WATCHING, help="Log every epoch for TensorBoard to this folder."
+            metavar="FOLDER", rich_help_panel=WATCHING, help="Log the history for TensorBoard to this folder."
         ),
     ] = None,
 ) -> None:
@@ -148,26 +159,25 @@ def compress(
     The folder of the run gets model.sws (the compressed network), result.json (measurements and settings), history.csv,
     frames.npz (for the report) and the checkpoints before and after retraining.
 
-    Without a target, the result is the smallest file found whose network is as good as before, within the noise of the
-    evaluation. This takes several runs. If a target is not met, the folder holds the nearest network that was found,
-    and the exit status is 3.
+    If you name no target, the result is the smallest file found whose network is as good as before, within the noise of
+    the evaluation. This takes several runs of training. The last line says what the network lost. If the target is not
+    met, the folder holds the nearest network that was found, and the exit status is 3.
 
     An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
     overrides --config. `--config runs/x/result.json` repeats a run; a task of your own must be named again.
     `softshare quantize` compresses a checkpoint without data.
     """
     from softshare.cli.run_task import RunOptions, Watching, run_task
+    from softshare.target.limits import default_target
 
     if task is None and weights and config is None:
         instead = shlex.join(["softshare", "quantize", str(weights)])
         raise ConfigError(f"expected a task. To compress a checkpoint without one, run: {instead}")
     settings = read_settings(config)
     task = task or _recorded_task(settings, config)
-    from softshare.target.limits import default_target
-
     given = _targets(max_error, max_error_increase, max_bytes)
     if len(given) + no_limit > 1:
-        names = [*map(repr, given), *(["--no-limit"] if no_limit else [])]
+        names = [*map(repr, given), *["--no-limit"] * no_limit]
         raise ConfigError(f"expected one target, got {len(names)}: {', '.join(names)}")
     full = settings.applied(_base(task), overrides)
     if given or no_limit:

@@ -1,6 +1,6 @@
-"""The film of a run: the mixtures at every epoch, with a sample and a histogram of the weights. A hook records it.
+"""The film of a run: the mixtures at every epoch or look, with a sample and a histogram of the weights.
 
-The film does not grow with the network, except for a few numbers per mixture.
+A hook records it. The film does not grow with the network, except for a few numbers per mixture.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 class Frames:
     """E frames of P mixtures, each with J free components and zero, and the weights of the Q mixtures shown."""
 
-    about: dict[str, Any]  # what the figures need to know of the prior (see `_about`), and the metric
+    about: dict[str, Any]  # what the figures need to know of the prior (see `_about`), the metric, what is counted
     epochs: Array  # (E,)
     log_mixing: Array  # (E, P, J + 1)
     mean: Array  # (E, P, J + 1)
@@ -102,13 +102,14 @@ def _arrays() -> list[str]:
 
 
 class FrameLog(Hook):
-    """Takes a frame after each epoch under the prior, and writes the film so far.
+    """Takes a frame after each epoch under the prior, or look at it, and writes the film so far.
 
-    The film also keeps the metric of the task, for a report of a run that is under way and has no result.
+    Of the runs of a search, the film shows the one that is under way, and in the end the one that is taken. The film
+    also keeps the metric of the task and what is counted, epochs or looks, for a report of a run that has no result.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None) -> None:
-        self.path, self.metric = Path(path), metric or Metric()
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, counted: str = "epoch") -> None:
+        self.path, self.metric, self.counted = Path(path), metric or Metric(), counted
         self._frames: Frames | None = None
         self._prior: MixturePrior | None = None
         self._films: dict[MixturePrior, Frames | None] = {}  # of the runs of a search
@@ -174,7 +175,7 @@ class FrameLog(Hook):
         sizes = [sum(len(places) for _, places in chosen) for chosen in self._places]
         ends = [part.range() for part in self._parts]
         return Frames(
-            about={**_about(prior), "metric": dataclasses.asdict(self.metric)},
+            about={**_about(prior), "metric": dataclasses.asdict(self.metric), "counted": self.counted},
             epochs=np.array([epoch]),
             log_mixing=_stack([m.log_mixing for m in mixtures]),
             mean=_stack([m.mean for m in mixtures]),

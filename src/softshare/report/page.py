@@ -56,6 +56,7 @@ class Page:
     films: Sequence[Mapping[str, Any]] = ()  # what the slider moves through, one for each mixture
     settings: str = ""
     version: str | None = None  # while the run is under way: the page asks its server for a newer one
+    counted: str = "epoch"  # or look: what the slider moves through
 
 
 def render(page: Page) -> str:
@@ -79,19 +80,21 @@ def render_page(run: Run, svgs: Mapping[str, Sequence[str]], version: str | None
     """The page of a run, with the panels of each figure."""
     page = Page(
         title=f"softshare: {run.result.experiment if run.result else run.folder.resolve().name}",
-        cards=_finished(run.result) if run.result else _under_way(run.history[-1], run.metric),
+        cards=_finished(run.result) if run.result else _under_way(run),
         figures=[Figure(p.name, p.title, p.caption, svgs[p.name], p.wide) for p in IN_PAGE if svgs[p.name]],
         table=_tensors(run.info) if run.info else None,
         films=[film_for_page(film) for film in film_data(run)],
         settings=_settings(run.result) if run.result else "",
         version=version,
+        counted=run.counted,
     )
     return render(page)
 
 
-def _under_way(last: Mapping[str, float], metric: Metric) -> dict[str, str]:
+def _under_way(run: Run) -> dict[str, str]:
+    last, metric = run.history[-1], run.metric
     return {
-        "epoch": f"{last['epoch']:g}",
+        run.counted: f"{last['epoch']:g}",
         f"validation {metric.name}": metric.text(last["validation_error"]),
         "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
         "components in use": f"{last['components_alive']:g}",
@@ -106,15 +109,29 @@ def _finished(result: Result) -> dict[str, str]:
         "times smaller": f"{result.ratio:.1f}",
         f"{metric.name} before": metric.text(result.error_before),
         f"{metric.name} after": metric.text(result.error_after),
+        **({} if result.noise is None else {f"noise of the {metric.name}": metric.text(result.noise)}),
         **others,
         "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
         "shared values": f"{result.n_components}",
-    } | _target(result)
+    } | _outcome(result)
 
 
-def _target(result: Result) -> dict[str, str]:
+def _outcome(result: Result) -> dict[str, str]:
+    """What the network lost on validation data, and whether a target is met that is another than to lose nothing."""
     outcome, metric = result.outcome, result.metric
     if outcome is None:
+        return {}
+    cards = {}
+    if "kept" in outcome:  # older results do not have it
+        before, after = outcome["before"], outcome["after"]
+        figures = f"{metric.text(before)} before, {metric.text(after)} after, noise {metric.text(outcome['noise'])}"
+        fate = "kept" if outcome["kept"] else f"lost {metric.text(metric.loss(before, after))}"
+        cards[f"on validation data: {metric.name} {figures}"] = fate
+    return cards | _target(outcome, metric)
+
+
+def _target(outcome: Mapping[str, Any], metric: Metric) -> dict[str, str]:
+    if not outcome["target"] or outcome["target"].get("kind") == "WithinNoise":
         return {}
     in_bytes = "max_bytes" in outcome["target"]
     limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else metric.text(outcome[k]) for k in ("limit", "reached"))

@@ -58,6 +58,14 @@ class Run:
         return from_plain(Metric, self.frames.about.get("metric", {}), "the film's metric")
 
     @property
+    def counted(self) -> str:
+        """What the history counts: epochs, or looks at a run whose length is in steps."""
+        if self.frames:
+            return str(self.frames.about.get("counted", "epoch"))
+        retrain = self.result.config.get("retrain", {}) if self.result else {}
+        return "look" if retrain.get("steps") and retrain.get("epochs") is None else "epoch"
+
+    @property
     def merging(self) -> MergeConfig:
         """The settings of the run; the defaults until it has a result."""
         own = self.result.config.get("merge", {}) if self.result else {}

@@ -78,12 +78,12 @@ def beside(axes: Any, x: float, y: float, text: str) -> None:
     axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def epoch_tips(axes: Any, epochs: Array, texts: list[str]) -> None:
-    """Add an invisible strip with a tooltip for each epoch."""
+def epoch_tips(axes: Any, epochs: Array, texts: list[str], counted: str = "epoch") -> None:
+    """Add an invisible strip with a tooltip for each epoch or look."""
     half = np.diff(epochs).max() / 2 if len(epochs) > 1 else 0.5
     for epoch, text in zip(epochs, texts, strict=True):
         strip = axes.axvspan(epoch - half, epoch + half, color=FAINT, alpha=0.004, linewidth=0, zorder=9)
-        tip(strip, f"epoch {epoch:g}: {text}")
+        tip(strip, f"{counted} {epoch:g}: {text}")
 
 
 def to_svg(figure: Any, salt: str) -> str:

@@ -13,7 +13,7 @@ from softshare.train.hooks import EpochRecord, Hook
 
 
 class TensorBoardLog(Hook):
-    """Writes one event file to the folder, with a point per epoch. The metric of the task gives a curve its name."""
+    """Writes one event file to the folder, with a point per epoch or look. A curve has the name of the metric."""
 
     def __init__(self, folder: str | os.PathLike[str], metric: Metric | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
@@ -24,7 +24,8 @@ class TensorBoardLog(Hook):
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(os.fspath(self.folder))
+        if self._writer is None:  # a search has several runs
+            self._writer = SummaryWriter(os.fspath(self.folder))
 
     def on_epoch(self, record: EpochRecord) -> None:
         values = {name: value for name, value in vars(record).items() if name not in ("epoch", "density")}

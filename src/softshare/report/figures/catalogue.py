@@ -83,7 +83,12 @@ FIGURES = (
         draw_hyperpriors,
     ),
     Plot(
-        "curves", "Training", "The curves show every epoch of retraining, from history.csv.", curves_data, draw_curves
+        "curves",
+        "Training",
+        "The curves show all of the training, from history.csv. If there are several runs, a grey line marks where each "
+        "one starts, and a dotted line marks the network that is in the file.",
+        curves_data,
+        draw_curves,
     ),
     Plot(
         "filters",
@@ -114,7 +119,7 @@ FIGURES = (
     Plot(
         "film",
         "Retraining, frame by frame",
-        "Each frame is an epoch: the histogram of all weights, with the bands of the components.",
+        "Each frame shows the histogram of all weights, with the bands of the components.",
         film_data,
         draw_film,
     ),

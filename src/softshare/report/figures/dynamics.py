@@ -31,6 +31,7 @@ class Dynamics:
     joined: Array  # (K,) first frame from which it lies on an earlier component to the end; -1: never
     merged: Array  # (M,) means after merging; empty until the run is over
     onto: Array  # (K,) index of the merged component that each one joins
+    counted: str = "epoch"  # or look
 
 
 def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
@@ -58,6 +59,7 @@ def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
         joined(*parameters, run.merging),
         merged,
         onto,
+        run.counted,
     )
 
 
@@ -97,7 +99,7 @@ def draw_dynamics(data: Dynamics) -> Any:
         if data.joined[k] >= 0:
             at = data.joined[k]
             ring = axes.plot(x[at], data.mean[at, k], "o", ms=6, mfc="none", mec=colour, zorder=4)[0]
-            tip(ring, f"from epoch {x[at]} on this component lies on another")
+            tip(ring, f"from {data.counted} {x[at]} on this component lies on another")
         if data.merged.size:
             axes.plot([x[-1], end], [data.mean[-1, k], data.merged[data.onto[k]]], ":", color=colour, linewidth=0.8)
     for k, mean in enumerate(data.merged):
@@ -109,9 +111,9 @@ def draw_dynamics(data: Dynamics) -> Any:
         used = data.counts[e] > 0
         means = ", ".join(f"{m:.3g}" for m in np.sort(data.mean[e, used])[:9])
         texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
-    epoch_tips(axes, x, texts)
+    epoch_tips(axes, x, texts, data.counted)
     axes.autoscale_view()
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="epoch", ylabel="mean ± 2 standard deviations")
+    axes.set(xlabel=data.counted, ylabel="mean ± 2 standard deviations")
     axes.set_title(data.name)
     return figure

@@ -29,6 +29,7 @@ class Film:
     counts: Array  # (E, K)
     histograms: Array  # (E, B) of all weights, between the ends
     sample: Array  # (E, S)
+    counted: str = "epoch"  # or look
 
 
 def film_data(run: Run) -> tuple[Film, ...]:
@@ -46,6 +47,7 @@ def film_data(run: Run) -> tuple[Film, ...]:
             frames.counts[:, part],
             frames.histograms[:, q],
             frames.sample[:, frames.owner == q],
+            run.counted,
         )
         for q, part in enumerate(frames.shown)
     )
@@ -63,7 +65,7 @@ def draw_film(data: Film) -> Any:
             axes.axvspan(mean - 2 * std, mean + 2 * std, color=FAINT if k == 0 else SERIES[1], alpha=0.12, linewidth=0)
             axes.axvline(mean, color=FAINT if k == 0 else SERIES[1], linewidth=0.8)
         axes.set(yscale="log", ylim=(0.7, None), xlim=padded(*_limits(data)))
-        axes.set_title(f"epoch {data.epochs[e]}", loc="right", fontsize=8, pad=2)
+        axes.set_title(f"{data.counted} {data.epochs[e]}", loc="right", fontsize=8, pad=2)
     all_axes[0].set_title(data.name, loc="left", fontsize=9, pad=2)
     all_axes[-1].set_xlabel("weight")
     return figure
