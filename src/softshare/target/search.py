@@ -14,7 +14,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+
 from softshare.config import CompressConfig
+from softshare.errors import DivergedError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.first_look import FirstLook
@@ -25,7 +28,8 @@ MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
 HARDEST, GENTLEST = -3.0, 8.0
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2, not by 1
-BROKEN, BROKEN_LOOKS = 0.3, 3  # a network that has lost this share of what it gains over zeros, so many looks in a row
+BROKEN, BROKEN_LOOKS = 0.5, 4  # a network that has lost this share of what it gains over zeros, so many looks in a row
+SETTLED = 0.8  # share of a run after which its network has settled
 FINER_FROM = 1.5  # the gentleness from which codebooks have more values, and components are narrower
 SLOWER_FROM = 4.0  # the gentleness from which the weights also move less
 MOST_COMPONENTS = 255
@@ -81,12 +85,14 @@ class Search(Hook):
         self._present: tuple[CompressConfig, MixturePrior] | None = None  # run
         self._best: Found | None = None  # of it
         self._start = 0  # its first look
+        self._above = math.inf  # the least that its network is above the limit, once it has settled
         self._bad = 0  # looks in a row at a broken network
 
     def run(self, phases: Phases) -> list[Found]:
         """Train. Returns the best network of each run that has one within the limit; if none has, the nearest."""
         before = copy.deepcopy(self.task.model.state_dict())
         found: list[Found] = []
+        diverged: DivergedError | None = None
         hard, gentle, by = -math.inf, math.inf, 0.0  # of the gentlest run that does not fit, and the hardest that does
         for _ in range(MOST_RUNS):
             self.task.model.load_state_dict(before)
@@ -95,14 +101,17 @@ class Search(Hook):
                 config,
                 MixturePrior(self.task.model, config.prior, relative=config.retrain.scaling == "auto"),
             )
-            self._best, self._bad, self._start = None, 0, phases.history[-1].epoch if phases.history else 0
-            phases.run(config.retrain, prior=self._present[1])
-            assert self._best is not None
-            found.append(self._best)
-            above = self._best.merit[0]
-            if above > 0:
+            self._best, self._above, self._bad = None, math.inf, 0
+            self._start = phases.history[-1].epoch if phases.history else 0
+            try:
+                phases.run(config.retrain, prior=self._present[1])
+            except DivergedError as problem:
+                diverged = problem
+            if self._best:
+                found.append(self._best)
+            if self._above > 0:
                 hard = by
-                by += 2 if above > FAR * self._allowed else 1
+                by += 2 if self._above > FAR * self._allowed else 1
             else:
                 gentle = by
                 by -= 1
@@ -110,6 +119,8 @@ class Search(Hook):
                 by = (hard + gentle) / 2
             if gentle - hard <= NEAR_ENOUGH or not HARDEST <= by <= GENTLEST:
                 break
+        if not found and diverged:
+            raise diverged
         found.sort(key=lambda f: f.merit)
         return [f for f in found if f.merit[0] <= 0] or found[:1]
 
@@ -127,11 +138,13 @@ class Search(Hook):
         assert self._present is not None
         (config, prior), look = self._present, record.epoch - self._start
         looks = config.retrain.looks
-        if look == 0 or (look - 0.5) / looks < config.retrain.hard_from:
+        if look == 0 or (look < looks and (look - 0.5) / looks < config.retrain.hard_from):
             return  # the network was not quantized
         weights = sum(record.density[s.name] * s.tensor.numel() for s in prior.view.shared)
         self._note(record.epoch, prior, weights * math.log2(config.prior.components + 1), record.validation_error)
         self._bad = self._bad + 1 if self.first.lost(self.task, record.validation_error) > BROKEN else 0
+        if look > SETTLED * looks:
+            self._above = min(self._above, max(0.0, self.task.metric.loss(self.limit, record.validation_error)))
         if self._bad >= BROKEN_LOOKS and look < looks:
             raise StopPhaseError
 
@@ -143,5 +156,9 @@ class Search(Hook):
         if above <= 0:
             above = max(0.0, self.task.metric.loss(self.limit, self.judge(prior)))
         if self._best is None or (above, bits) <= self._best.merit:
-            states = copy.deepcopy((self.task.model.state_dict(), prior.state_dict()))
-            self._best = Found((above, bits), look, prior, *states)
+            self._best = Found((above, bits), look, prior, _on_cpu(self.task.model), _on_cpu(prior))
+
+
+def _on_cpu(module: nn.Module) -> dict[str, Any]:
+    """A copy of the state. A search keeps several, for which a GPU may have no room."""
+    return {name: v.cpu().clone() if isinstance(v, Tensor) else v for name, v in module.state_dict().items()}
