@@ -104,13 +104,11 @@ def error_of(task: ss.Task, compressed: ss.Compressed, folder: Path) -> float:
     model = copy.deepcopy(task.model)
     compressed.save(folder / "model.sws")
     ss.load_into_(model, folder / "model.sws")
-    with torch.no_grad():
-        return float(task.evaluate(model.eval()))
+    return task.judge(model)
 
 
 def error_before(task: ss.Task) -> float:
-    with torch.no_grad():
-        return float(task.evaluate(copy.deepcopy(task.model).eval()))
+    return task.judge(copy.deepcopy(task.model))
 
 
 # On a user's task
@@ -224,7 +222,7 @@ def test_max_error_increase_is_relative_to_the_error_before() -> None:
 def test_an_accuracy_and_an_error_give_the_same_file() -> None:
     task = users_task()
     accuracy = dataclasses.replace(
-        task, evaluate=lambda m: 100 - float(task.evaluate(m)), metric=ss.Metric("accuracy", "%", True)
+        task, evaluate=lambda m: 100 - task.judge(m), metric=ss.Metric("accuracy", "%", True)
     )
     config = CONFIG.override(epochs=5)
     by_error, by_accuracy = ss.compress(task, config), ss.compress(accuracy, config)

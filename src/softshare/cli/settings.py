@@ -62,7 +62,7 @@ class Settings:
     result: Result | None = None
 
     def applied(self, base: CompressConfig, overrides: dict[str, Any]) -> CompressConfig:
-        return (self.whole or base).override(**{**self.some, **overrides})
+        return (self.whole or base).override(**self.some).override(**overrides)  # steps may replace a file's epochs
 
     @property
     def method(self) -> str:
@@ -108,7 +108,7 @@ def recorded_target(result: Result) -> Target | None:
     match (result.outcome or {}).get("target"):
         case None:
             return None
-        case empty if empty == {}:
+        case {"kind": "WithinNoise"}:
             return WithinNoise()
         case {"max_bytes": limit}:
             return MaxBytes(limit)

@@ -122,8 +122,8 @@ class Search(Hook):
         assert self._present is not None
         (config, prior), look = self._present, record.epoch - self._start
         looks = config.retrain.looks
-        if look == 0 or (look - 0.5) / looks < config.retrain.hard_from:
-            return  # the network was not quantized
+        if look < looks and (look == 0 or (look - 0.5) / looks < config.retrain.hard_from):
+            return  # the network was not quantized; the last one counts in any case
         weights = sum(record.density[s.name] * s.tensor.numel() for s in prior.view.shared)
         self._note(record.epoch, prior, weights * math.log2(config.prior.components + 1), record.validation_error)
         self._bad = self._bad + 1 if self.first.lost(self.task, record.validation_error) > BROKEN else 0
