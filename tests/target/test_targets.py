@@ -169,10 +169,10 @@ def test_the_hooks_of_a_search_see_every_run_and_which_network_it_took() -> None
             self.calls.append(("end",))
 
     recorder = Recorder()
-    compressed = ss.compress(users_task(), CONFIG.override(epochs=4, symmetries=False), [recorder])
+    compressed = ss.compress(separable_task(), CONFIG.override(epochs=4, symmetries=False), [recorder])
     kinds = [call[0] for call in recorder.calls]
     assert kinds.count("start") > 1
-    assert {call for call in recorder.calls if call[0] == "start"} == {("start", 4, 16)}
+    assert {call for call in recorder.calls if call[0] == "start"} == {("start", 4, 12)}
     assert [call[1] for call in recorder.calls if call[0] == "epoch"] == [r.epoch for r in compressed.history]
     assert kinds[-2:] == ["return", "end"]
     assert 0 < recorder.calls[-2][1] <= compressed.history[-1].epoch

@@ -25,7 +25,8 @@ MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
 HARDEST, GENTLEST = -3.0, 6.5
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2, not by 1
-BROKEN, BROKEN_LOOKS = 0.3, 3  # a network that has lost this share of what it gains over zeros, so many looks in a row
+BROKEN = 0.3  # share of what the network gains over zeros: with less than the rest of it, a network is broken
+BROKEN_LOOKS = 3  # in a row, after which a run with a broken network ends
 FINER_FROM = 1.5  # the gentleness from which codebooks have more values, and components are narrower
 MOST_COMPONENTS = 255
 
@@ -76,16 +77,17 @@ class Search(Hook):
         judge: Callable[[MixturePrior], float],
     ) -> None:
         self.task, self.config, self.first, self.limit, self.judge = task, config, first, limit, judge
-        self._present: tuple[CompressConfig, MixturePrior] | None = None  # run
-        self._best: Found | None = None  # of it
-        self._start = 0  # its first look
+        self._present: tuple[CompressConfig, MixturePrior] | None = None  # settings and prior of the present run
+        self._best: Found | None = None  # the best network of that run so far
+        self._start = 0  # the number of that run's first record
         self._bad = 0  # looks in a row at a broken network
 
     def run(self, phases: Phases) -> list[Found]:
         """Train. Returns the best network of each run that has one within the limit; if none has, the nearest."""
         before = copy.deepcopy(self.task.model.state_dict())
         found: list[Found] = []
-        hard, gentle, by = -math.inf, math.inf, 0.0  # of the gentlest run that does not fit, and the hardest that does
+        hard, gentle = -math.inf, math.inf  # of the gentlest run that does not fit, and of the hardest that does
+        by = 0.0
         for _ in range(MOST_RUNS):
             self.task.model.load_state_dict(before)
             config = gentler(self.config, by)
@@ -131,7 +133,7 @@ class Search(Hook):
             raise StopPhaseError
 
     def _note(self, look: int, prior: MixturePrior, bits: float, value: float) -> None:
-        """Keep the network if it is the best of its run so far. If it seems to fit, the file decides."""
+        """Keep the network if it is the best of its run so far. Whether it fits is decided by its file."""
         above = max(0.0, self.task.metric.loss(self.limit, value))
         if self._best and (above, bits) > self._best.merit:
             return
