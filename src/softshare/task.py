@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,13 +168,9 @@ class Task:
 
     def judge_all(self, model: nn.Module, *, final: bool = False) -> dict[str, float]:
         """All numbers that `evaluate` or `test` gives, by name. A number alone has the name of the metric."""
-        was_training, function = model.training, "test" if final and self.test else "evaluate"
-        model.eval()
-        try:
-            with torch.no_grad():
-                found = getattr(self, function)(model)
-        finally:
-            model.train(was_training)
+        function = "test" if final and self.test else "evaluate"
+        with evaluating(model):
+            found = getattr(self, function)(model)
         name, all_found = self.metric.name, found if isinstance(found, Mapping) else {self.metric.name: found}
         if name not in all_found:
             raise ConfigError(
@@ -190,6 +187,18 @@ class Task:
         if math.isnan(value):
             raise NotANumberError(f"Task.{function} returned {value} for the {name} of the network")
         return {key: number for key, number in numbers.items() if number is not None}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within, the network is in evaluation mode, and nothing records gradients. Its mode is restored."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def _number(value: Any) -> float | None:

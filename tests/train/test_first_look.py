@@ -1,8 +1,10 @@
-"""Tasks that would ruin a network in silence are refused before it is trained."""
+"""The look at a task before it is trained: what it measures, what it refuses, and that it changes nothing."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +14,8 @@ from torch.nn import functional as F
 
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
+from softshare.train.first_look import FirstLook, in_nats, look
+from softshare.train.noise import noise_of
 
 Batch = tuple[Tensor, Tensor]
 CONFIG = ss.CompressConfig().override(epochs=1)
@@ -41,16 +45,123 @@ def make_task(steps: int = 200) -> ss.Task:
 def test_an_accuracy_in_place_of_an_error_is_refused_and_nothing_is_changed() -> None:
     task = make_task()
     before = [p.detach().clone() for p in task.model.parameters()]
-    accuracy = dataclasses.replace(task, evaluate=lambda model: 100 - task.evaluate(model))
+    accuracy = dataclasses.replace(task, evaluate=lambda model: 100 - task.judge(model))
     with pytest.raises(ConfigError, match=r"of which less is better.*100\.00% for .*all 0.*higher_is_better=True"):
         ss.compress(accuracy, CONFIG)
     assert all(torch.equal(p, own) for p, own in zip(task.model.parameters(), before, strict=True))
-    assert ss.compress(task, CONFIG, target=None).history[0].validation_error == task.evaluate(task.model)
+    assert ss.compress(task, CONFIG, target=None).history[0].validation_error == task.judge(task.model)
+
+
+def test_an_error_that_is_called_an_accuracy_is_refused() -> None:
+    task = dataclasses.replace(make_task(), metric=ss.Metric("accuracy", "%", True))
+    with pytest.raises(ConfigError, match=r"of which more is better.*0\.00% for .*all 0.*higher_is_better=False"):
+        ss.compress(task, CONFIG)
 
 
 def test_a_network_that_is_not_trained_passes() -> None:
     task = make_task(0)
-    ss.compress(dataclasses.replace(task, evaluate=lambda model: 100 - task.evaluate(model)), CONFIG, target=None)
+    ss.compress(dataclasses.replace(task, evaluate=lambda model: 100 - task.judge(model)), CONFIG, target=None)
+
+
+def looked(task: ss.Task) -> FirstLook:
+    return look(task, ss.MixturePrior(task.model), 0)
+
+
+def test_the_look_by_hand() -> None:
+    """The mean of the first 8 batches' losses, in evaluation mode, for the network and for one that says nothing."""
+    task = make_task()
+    x, y = (torch.cat(parts) for parts in zip(*task.train, strict=True))
+    batches = list(zip(x.split(16), y.split(16), strict=True))
+    found = looked(dataclasses.replace(task, train=batches))
+    assert found.before == task.judge(task.model)
+    share = (256 * found.before / 100 + 0.5) / 257
+    assert found.noise == pytest.approx(100 * math.sqrt(share * (1 - share) / 256))
+    assert found.loss == pytest.approx(float(loss(task.model, (x[:128], y[:128])).detach()), rel=1e-5)
+    assert found.loss_of_zeros == pytest.approx(math.log(2), rel=1e-5)
+    assert found.zeros == pytest.approx(100 * float((y != 0).double().mean()))
+
+
+def test_the_look_leaves_the_network_and_the_random_state_alone() -> None:
+    task = make_task()
+    model = nn.Sequential(nn.BatchNorm1d(6), task.model, nn.Dropout(0.5)).train()
+    task = dataclasses.replace(task, model=model)
+    model.zero_grad()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    looked(task)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def scaled(task: ss.Task, by: float) -> ss.Task:
+    """With a loss, and a metric, in another unit."""
+    return dataclasses.replace(
+        task,
+        loss=lambda m, b: by * loss(m, b),
+        evaluate=lambda m: by * task.judge(m),
+        noise=lambda m: by * noise_of(task, m, task.judge(m)),
+    )
+
+
+@pytest.mark.parametrize("by", [1e-4, 3.0, 1e4])
+def test_the_unit_is_proportional_to_the_loss(by: float) -> None:
+    task = make_task(30)
+    first, other = looked(task), looked(scaled(task, by))
+    assert other.unit(scaled(task, by), by * 2.0) == pytest.approx(by * first.unit(task, 2.0), rel=1e-5)
+
+
+def test_the_unit_by_hand() -> None:
+    """A network that gains 2 over zeros, of which a five-hundredth may be lost, counts as one on MNIST."""
+    task = make_task(0)
+    first = FirstLook(before=10.0, noise=1.0, zeros=60.0, loss=0.5, loss_of_zeros=2.5)
+    nat = 2 / math.log(10)
+    assert first.unit(task, 0.1) == pytest.approx(nat)
+    assert first.unit(task, 5.0) == pytest.approx(nat)  # never more
+    assert first.unit(task, 0.05) == pytest.approx(nat / 2)  # what must be more exact
+    assert first.unit(task, 0.0) == pytest.approx(nat)  # unknown
+    more = dataclasses.replace(task, metric=ss.Metric("score", "", True))
+    upside_down = dataclasses.replace(first, before=60.0, zeros=10.0)
+    assert upside_down.unit(more, 0.05) == pytest.approx(nat / 2)
+
+
+@pytest.mark.parametrize(
+    ("of_network", "of_zeros", "unit"),
+    [(math.nan, math.nan, 1.0), (0.7, 0.7, 0.7 / math.log(10)), (3.0, 2.0, 3 / math.log(10)), (0.0, 0.0, 1.0)],
+)
+def test_the_unit_of_a_network_that_gains_nothing_is_the_size_of_its_loss(
+    of_network: float, of_zeros: float, unit: float
+) -> None:
+    first = FirstLook(10.0, 1.0, 60.0, of_network, of_zeros)
+    assert first.unit(make_task(0), 0.1) == pytest.approx(unit)
+
+
+def test_the_unit_of_a_squared_error_is_that_of_its_targets() -> None:
+    """Targets and outputs in other units, by 1000: the squared error is a million times larger, and so is its unit."""
+
+    def unit(by: float) -> float:
+        torch.manual_seed(0)
+        x, model = torch.randn(128, 6), nn.Linear(6, 1)
+        y = by * x[:, :1]
+        with torch.no_grad():
+            model.weight.copy_(by * (torch.eye(6)[:1] + 0.1))
+            model.bias.mul_(by)
+
+        def squared(model: nn.Module, batch: Batch) -> Tensor:
+            return F.mse_loss(model(batch[0]), batch[1])
+
+        task = ss.Task(model, [(x, y)], squared, lambda m: float(squared(m, (x, y))), metric=ss.Metric("mse", ""))
+        first = looked(task)
+        return first.unit(task, first.noise)
+
+    assert unit(1000.0) == pytest.approx(1e6 * unit(1.0), rel=1e-4)
+
+
+def test_the_task_in_nats() -> None:
+    task = make_task(0)
+    batch = next(iter(task.train))
+    assert in_nats(task, 4.0).loss(task.model, batch).item() == pytest.approx(loss(task.model, batch).item() / 4)
+    assert in_nats(task, 4.0).judge(task.model) == task.judge(task.model)
 
 
 def test_the_look_changes_nothing_in_the_run() -> None:

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 import softshare as ss
 from kernels import needs_gpu
 from softshare.task import Task
-from softshare.train.captured import WARM_UP, CapturedStep
+from softshare.train.captured import CapturedStep
 from softshare.train.hard import add_mean_gradients_, quantized
 from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.replayed import WARM_UP
 from softshare.train.retrain import retrain_
 from softshare.train.step import Step
 from softshare.train.zeroing import zero_cheap_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook
-from softshare.train.phases import Phases
+from softshare.train.phases import Phases, StopPhaseError
 
 
 class Recorder(Hook):
@@ -79,3 +80,50 @@ def test_hooks_hear_nothing_of_a_training_that_did_not_begin() -> None:
     ):
         phases.run(RetrainConfig(capture=True))
     assert recorder.calls == []
+
+
+class Stops(Hook):
+    def __init__(self, *at: int) -> None:
+        self.at = at
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        if record.epoch in self.at:
+            raise StopPhaseError
+
+
+def test_a_hook_may_end_a_phase() -> None:
+    """The next one goes on from there. It is the last of the hooks, so the others have seen the record."""
+    recorder = Recorder()
+    with Phases(make_task(), 6, [recorder, Stops(2)]) as phases:
+        phases.run(RetrainConfig(epochs=4))
+        assert [r.epoch for r in phases.history] == [0, 1, 2]
+        phases.hooks = [recorder]
+        phases.run(RetrainConfig(epochs=2))
+    assert [r.epoch for r in phases.history] == [0, 1, 2, 2, 3, 4]
+    assert [call[1] for call in recorder.calls if call[0] == "epoch"] == [0, 1, 2, 2, 3, 4]
+    assert [call[0] for call in recorder.calls].count("end") == 1
+
+
+def test_without_a_number_of_epochs_each_run_starts_anew_for_the_hooks() -> None:
+    recorder = Recorder()
+    with Phases(make_task(), None, [recorder]) as phases:
+        phases.run(RetrainConfig(epochs=1))
+        phases.run(RetrainConfig(steps=4))
+        phases.on_return(3)
+    assert [call for call in recorder.calls if call[0] == "start"] == [("start", 1, 2), ("start", 4, 1)]
+    assert [call[1] for call in recorder.calls if call[0] == "epoch"] == [0, 1, 1, 2, 3, 4, 5]
+    assert recorder.calls[-1] == ("end",)
+
+
+def in_unit(task: Task, unit: float) -> Task:
+    return dataclasses.replace(task, loss=lambda model, batch: task.loss(model, batch) / unit)
+
+
+def test_the_history_has_the_loss_in_the_users_unit() -> None:
+    histories = []
+    for unit in (1.0, 8.0):
+        torch.manual_seed(0)
+        with Phases(in_unit(make_task(), unit), 2, [], unit) as phases:
+            phases.run(RetrainConfig(epochs=2, lr_weights=1e-12))
+        histories.append([r.task_loss for r in phases.history[1:]])
+    assert histories[1] == pytest.approx(histories[0], rel=1e-6)

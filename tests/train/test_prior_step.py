@@ -43,7 +43,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,12 +156,14 @@ def run(step: Step, phases: list[bool] = PHASES) -> list[float]:
     return losses
 
 
+def _named(name: str) -> Callable[[str], str]:
+    return lambda message: f"{name}: {message}"
+
+
 def assert_same(ours: Step, theirs: Step) -> None:
     expected = state(theirs)
     for name, value in state(ours).items():
-        torch.testing.assert_close(
-            value, expected[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=_named(name))
 
 
 @pytest.mark.parametrize("config", [EACH, ONE, LEARNED], ids=["layer", "global", "learned mixing"])
@@ -196,7 +198,7 @@ def test_a_new_reach_is_seen(method: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_frozen_weight_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule puts it under the prior. Unfrozen between steps, it has one."""
-    steps = []
+    steps: list[Step] = []
     for replays in (False, True):
         model = Net()
         model.head.weight.requires_grad_(False)
@@ -252,7 +254,8 @@ def test_weights_may_move(hard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some losses give a weight new memory, once or in every step."""
     steps = []
     for replays in (False, True):
-        kept, calls = [], iter(range(100))
+        kept: list[Tensor] = []
+        calls = iter(range(100))
 
         def moves(model: nn.Module, batch: Batch, kept: list[Tensor] = kept, calls: Any = calls) -> Tensor:
             weight, k = model.get_parameter("head.weight"), next(calls)
@@ -278,7 +281,7 @@ def test_gradients_stay_in_one_place_and_are_those_of_the_step(monkeypatch: pyte
             step(images(k))
             assert step.prior is not None
             grads.append([w.grad for w in step.prior.view.tensors])
-        places.append([g.data_ptr() for g in grads[1]])
+        places.append([g.data_ptr() for g in grads[1] if g is not None])
         for ours, expected in zip(grads[1], grads[0], strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
     assert all(place == places[0] for place in places)

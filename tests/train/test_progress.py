@@ -147,6 +147,38 @@ def test_plain_training_shows_the_error_alone() -> None:
     assert file.getvalue() == "pre-train  error 11.35%  1/1, 0 s left\n"
 
 
+def several_runs(bar: ProgressBar) -> None:
+    """As a search calls it: the epochs are numbered on, and the second run ends early."""
+    for first, last in ((0, 3), (3, 5), (5, 8)):
+        bar.on_start(3, 4)
+        for epoch in range(first, last + 1):
+            for step in range(1, 5 if epoch > first else 1):
+                bar.on_step(epoch, step)
+            bar.on_epoch(record(epoch))
+    bar.on_end()
+
+
+def test_off_a_terminal_several_runs_are_counted_and_named() -> None:
+    con, file = console(is_terminal=False)
+    several_runs(ProgressBar("search", con))
+    lines = [
+        (line.partition("  ")[0], line.rpartition("  ")[2].partition(",")[0]) for line in file.getvalue().splitlines()
+    ]
+    runs = {"search": 3, "search, run 2": 2, "search, run 3": 3}
+    assert lines == [(name, f"{k}/3") for name, n in runs.items() for k in range(1, n + 1)]
+
+
+def test_on_a_terminal_each_run_has_a_bar() -> None:
+    con, file = console(is_terminal=True)
+    several_runs(ProgressBar("search", con))
+    assert file.getvalue().count(SHOW_CURSOR) == 3
+    assert "search, run 3" in last_line(file)
+    assert "12/12" in last_line(file)
+    counts = [int(n) for n in re.findall(r"(\d+)/12", file.getvalue())]
+    assert max(counts) == 12
+    assert counts.count(12) < len(counts)
+
+
 def test_a_title_with_brackets_is_shown_unchanged() -> None:
     for is_terminal in (False, True):
         con, file = console(is_terminal)

@@ -22,7 +22,8 @@ from kernels import distance, each_backend, needs_gpu
 from softshare.errors import ConfigError
 from softshare.prior import prior as prior_module
 from softshare.task import Task
-from softshare.train.captured import WARM_UP, CapturedStep, _flatten
+from softshare.train.captured import CapturedStep, _flatten
+from softshare.train.replayed import WARM_UP
 from softshare.train.retrain import retrain_
 from softshare.train.step import Step
 

@@ -16,7 +16,7 @@ from kernels import needs_gpu
 from softshare.errors import ConfigError, ModelError
 from softshare.simplify.shrink import shrink
 from softshare.task import Task
-from softshare.train.captured import WARM_UP
+from softshare.train.replayed import WARM_UP
 from softshare.train.retrain import retrain_
 from softshare.train.units import UnitPrior, UnitPriorConfig, with_unit_prior
 
@@ -176,7 +176,7 @@ def test_the_route_with_it_leaves_fewer_units() -> None:
     for t in (task, with_unit_prior(task, UnitPriorConfig(tau=2.0))):
         small = shrink(task.model, ss.compress(t, config, target=None).quantized)
         left.append(small.get_submodule("0").get_parameter("weight").shape[0])
-        errors.append(task.evaluate(small))
+        errors.append(task.judge(small))
     assert left[1] < left[0] / 2
     assert errors[1] < 10
 

@@ -110,7 +110,7 @@ class Outcome:
     @property
     def kept(self) -> bool:
         """Whether the network is as good as before, within the noise."""
-        return self.lost <= self.noise
+        return self.metric.loss(self.metric.worse(self.before, self.noise), self.after) <= 0  # rounded as the limit is
 
     @property
     def reached(self) -> float:
@@ -120,8 +120,11 @@ class Outcome:
     @property
     def met(self) -> bool:
         """Whether the target is met. A run without one has nothing to meet."""
-        in_bytes = isinstance(self.target, MaxBytes)
-        return self.n_bytes <= self.limit if in_bytes else self.metric.loss(self.limit, self.after) <= 0
+        if self.target is None:
+            return True
+        if isinstance(self.target, MaxBytes):
+            return self.n_bytes <= self.limit
+        return self.metric.loss(self.limit, self.after) <= 0
 
     def to_dict(self) -> dict[str, object]:
         target = (

@@ -28,7 +28,8 @@ MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
 HARDEST, GENTLEST = -3.0, 8.0
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2, not by 1
-BROKEN, BROKEN_LOOKS = 0.5, 4  # a network that has lost this share of what it gains over zeros, so many looks in a row
+BROKEN = 0.5  # share of what the network gains over zeros: with less than the rest of it, a network is broken
+BROKEN_LOOKS = 4  # in a row, after which a run with a broken network ends
 SETTLED = 0.8  # share of a run after which its network has settled
 FINER_FROM = 1.5  # the gentleness from which codebooks have more values, and components are narrower
 SLOWER_FROM = 4.0  # the gentleness from which the weights also move less
@@ -82,9 +83,9 @@ class Search(Hook):
         judge: Callable[[MixturePrior], float],
     ) -> None:
         self.task, self.config, self.first, self.limit, self.judge = task, config, first, limit, judge
-        self._present: tuple[CompressConfig, MixturePrior] | None = None  # run
-        self._best: Found | None = None  # of it
-        self._start = 0  # its first look
+        self._present: tuple[CompressConfig, MixturePrior] | None = None  # settings and prior of the present run
+        self._best: Found | None = None  # the best network of that run so far
+        self._start = 0  # the number of that run's first record
         self._above = math.inf  # the least that its network is above the limit, once it has settled
         self._bad = 0  # looks in a row at a broken network
 
@@ -93,7 +94,8 @@ class Search(Hook):
         before = copy.deepcopy(self.task.model.state_dict())
         found: list[Found] = []
         diverged: DivergedError | None = None
-        hard, gentle, by = -math.inf, math.inf, 0.0  # of the gentlest run that does not fit, and the hardest that does
+        hard, gentle = -math.inf, math.inf  # of the gentlest run that does not fit, and of the hardest that does
+        by = 0.0
         for _ in range(MOST_RUNS):
             self.task.model.load_state_dict(before)
             config = gentler(self.config, by)
@@ -138,8 +140,8 @@ class Search(Hook):
         assert self._present is not None
         (config, prior), look = self._present, record.epoch - self._start
         looks = config.retrain.looks
-        if look == 0 or (look < looks and (look - 0.5) / looks < config.retrain.hard_from):
-            return  # the network was not quantized
+        if look < looks and (look == 0 or (look - 0.5) / looks < config.retrain.hard_from):
+            return  # the network was not quantized; the last one counts in any case
         weights = sum(record.density[s.name] * s.tensor.numel() for s in prior.view.shared)
         self._note(record.epoch, prior, weights * math.log2(config.prior.components + 1), record.validation_error)
         self._bad = self._bad + 1 if self.first.lost(self.task, record.validation_error) > BROKEN else 0
@@ -149,7 +151,7 @@ class Search(Hook):
             raise StopPhaseError
 
     def _note(self, look: int, prior: MixturePrior, bits: float, value: float) -> None:
-        """Keep the network if it is the best of its run so far. If it seems to fit, the file decides."""
+        """Keep the network if it is the best of its run so far. Whether it fits is decided by its file."""
         above = max(0.0, self.task.metric.loss(self.limit, value))
         if self._best and (above, bits) > self._best.merit:
             return

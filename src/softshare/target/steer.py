@@ -71,9 +71,8 @@ class Steering(Zeroing, Hook):
             if is_starved(self.prior):
                 self._growth = max(self._growth, math.exp(SOFT_PULL))
         self.tau_scale = min(1.0, max(LEAST_TAU, self.tau_scale / self._growth))
-        if (
-            self._unsettled(record.epoch / self.config.looks) and self._growth > 1
-        ):  # in the soft phase, only tau can fall
+        if self._growth > 1 and self._unsettled(record.epoch / self.config.looks):
+            # In the soft phase only tau can fall, but a layer with hardly any weights gets some.
             grow_(self.prior, min(MOST_GROWTH, self._growth) if self._is_hard else 1.0)
 
 

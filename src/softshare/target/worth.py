@@ -20,8 +20,8 @@ BATCHES = 100
 
 def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[str, Tensor]:
     """By name, of the mean loss of the quantized network, on the CPU. The network is as before afterwards."""
-    state, curvature = copy.deepcopy(task.model.state_dict()), Curvature(prior)
-    supply = Supply(task.train, config)
+    state, was_training = copy.deepcopy(task.model.state_dict()), task.model.training
+    curvature, supply = Curvature(prior), Supply(task.train, config)
     task.model.train()
     with seeded(task.model, config.seed):
         for batch in islice(supply.endless(), BATCHES):
@@ -31,5 +31,6 @@ def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[s
             curvature.note_()
     task.model.zero_grad()
     task.model.load_state_dict(state)  # the buffers of batch norm
+    task.model.train(was_training)
     found = curvature.estimate(supply.batch_size(task.n_examples))
     return {s.name: c.cpu() for s, c in zip(prior.view.shared, found, strict=True)}

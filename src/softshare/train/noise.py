@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from softshare.task import Task
+from softshare.task import Task, evaluating
 
 
 def noise_of(task: Task, model: nn.Module, value: float) -> float:
@@ -21,7 +21,8 @@ def noise_of(task: Task, model: nn.Module, value: float) -> float:
     standard error is sqrt(2 / n) of it.
     """
     if task.noise is not None:
-        return abs(float(task.noise(model)))
+        with evaluating(model):
+            return abs(float(task.noise(model)))
     n = max(1, examples_seen(task, model))
     whole = 100.0 if task.metric.unit == "%" else 1.0
     if task.metric.unit == "%" or (task.metric.higher_is_better and 0 <= value <= 1):

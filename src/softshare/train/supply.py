@@ -30,9 +30,7 @@ class Supply:
             return
         steps, looks = self._config.steps, self._config.looks
         for step in range(steps * (look - 1) // looks, steps * look // looks):
-            batch = next(self._stream)
-            self._rows = examples_in(batch) or 1
-            yield batch, step / steps
+            yield next(self._stream), step / steps
 
     def _pass(self, epoch: int, epochs: int) -> Iterator[tuple[Any, float]]:
         n = 0
@@ -47,6 +45,7 @@ class Supply:
             epoch, n = epoch + 1, 0
             for batch in self._batches:
                 n += 1
+                self._rows = examples_in(batch) or 1
                 yield batch
             self._end_pass(n, epoch)
 

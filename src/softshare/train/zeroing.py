@@ -61,14 +61,18 @@ def take_common_(prior: MixturePrior, curvatures: Sequence[Tensor], price: float
     curvature = iter(curvatures)
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
         for w in part.tensors:
-            index, h = mixture.assign(w).view_as(w), next(curvature)
-            bits, own = -torch.log2(_shares(index, len(mixture))), mixture.mean[index]
-            best, least = index, price * bits[index]
+            index, h = mixture.assign(w).flatten(), next(curvature).flatten()
+            bits = -torch.log2(_shares(index, len(mixture)))
+            places = index.nonzero()[:, 0]  # few, so all values can be tried
+            index, h = index[places], h[places]
+            own, best, least = mixture.mean[index], index, price * bits[index]
             for k in range(1, len(mixture)):
                 cost = 0.5 * h * (mixture.mean[k] - own) ** 2 + price * bits[k]
-                better = (cost < least) & (index != 0)
+                better = cost < least
                 best, least = best.masked_fill(better, k), torch.where(better, cost, least)
-            w.copy_(torch.where(best == index, w, mixture.mean[best]))
+            moved = best != index
+            new = w.flatten().index_copy(0, places[moved], mixture.mean[best[moved]].to(w.dtype))
+            w.copy_(new.view_as(w))
 
 
 def _costs(prior: MixturePrior, curvatures: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -139,7 +143,7 @@ def bits_saved(
 
 def _shares(index: Tensor, n_values: int) -> Tensor:  # (n_values,)
     """The share of each value among the other non-zero weights."""
-    counts = torch.stack([(index == k).sum() for k in range(n_values)]).float()
+    counts = index.flatten().bincount(minlength=n_values).float()
     counts[0] = 0
     others = (counts.sum() - 1).clamp(min=0)
     return ((counts - 1).clamp(min=0) + 0.5) / (others + 0.5 * n_values)

@@ -1,0 +1,250 @@
+"""The search over runs: how gentle each is, when it ends, and which networks it returns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import softshare as ss
+from softshare.config import RetrainConfig
+from softshare.prior.prior import MixturePrior
+from softshare.target.search import BROKEN_LOOKS, GENTLEST, HARDEST, MOST_COMPONENTS, MOST_RUNS, Search, gentler
+from softshare.train.first_look import FirstLook
+from softshare.train.hooks import EpochRecord
+from softshare.train.phases import Phases, StopPhaseError
+
+CONFIG = ss.CompressConfig()
+LIMIT, NOISE, BEFORE, ZEROS = 2.5, 0.5, 2.0, 90.0
+
+
+def gentleness(config: RetrainConfig) -> float:
+    """By which a run is gentler than the settings, from its tau or its zeroing."""
+    if config.tau < CONFIG.retrain.tau:
+        return -2 * math.log(config.tau / CONFIG.retrain.tau, 3)
+    return -math.log(config.zeroing / CONFIG.retrain.zeroing, 3)
+
+
+# How a run is gentler
+
+
+def test_a_gentler_run_leaves_more_weights_in_every_respect() -> None:
+    by = [0.25 * k for k in range(int(4 * HARDEST), int(4 * GENTLEST) + 1)]
+    runs = [gentler(CONFIG, b) for b in by]
+    for harder, softer in itertools.pairwise(runs):
+        assert softer.retrain.tau <= harder.retrain.tau
+        assert softer.retrain.zeroing <= harder.retrain.zeroing
+        assert softer.prior.zero_mixing <= harder.prior.zero_mixing
+        assert softer.prior.components >= harder.prior.components
+        assert softer != harder
+    assert [gentleness(run.retrain) for run in runs] == pytest.approx(by, abs=1e-9)
+    assert gentler(CONFIG, 0.0) == CONFIG
+
+
+def test_a_gentler_run_by_hand() -> None:
+    """By 2: a third of tau, a hundredth of the odds of zero; half a step above 1.5: 2^0.5 times as fine."""
+    run = gentler(CONFIG, 2.0)
+    assert run.retrain.tau == pytest.approx(0.03 / 3)
+    assert run.prior.zero_mixing == pytest.approx(9.99 / (1 + 9.99))
+    assert run.prior.components == round(4 * 2**0.5)
+    assert run.prior.width == pytest.approx(0.45 / 2**0.5)
+    assert run.prior.lr_means == pytest.approx(3e-4 / 2**0.5)
+    assert gentler(CONFIG, -2.0) == CONFIG.override(zeroing=9.0)
+    learned = CONFIG.override(width=None)
+    assert gentler(learned, 3.0).prior.width is None
+    assert gentler(CONFIG.override(components=200), GENTLEST).prior.components == MOST_COMPONENTS
+
+
+# A search whose training is played
+
+
+class Played:
+    """Plays runs: `records(gentleness)` gives the metric and the density after each look, from the first on."""
+
+    def __init__(
+        self,
+        records: Callable[[float], list[tuple[float, float]]],
+        monkeypatch: pytest.MonkeyPatch,
+        judge: Callable[[MixturePrior], float] | None = None,
+        config: ss.CompressConfig = CONFIG,
+        metric: ss.Metric | None = None,
+        first: FirstLook | None = None,
+        limit: float = LIMIT,
+    ) -> None:
+        torch.manual_seed(0)
+        self.task = ss.Task(
+            nn.Linear(4, 3), [], lambda m, b: m(b).mean(), lambda m: 0.0, 1, metric=metric or ss.Metric()
+        )
+        self.runs: list[float] = []
+        self.looks: list[int] = []  # that each run had
+        self.start = self.task.model.get_parameter("weight").detach().clone()
+        self.values: dict[int, float] = {}
+        first = first or FirstLook(BEFORE, NOISE, ZEROS)
+        self.search = Search(self.task, config, first, limit, judge or (lambda prior: self.values[self._number()]))
+        self.phases = Phases(self.task, None, [self.search])
+
+        def run(config: RetrainConfig, prior: MixturePrior, **_: Any) -> None:
+            self.runs.append(gentleness(config))
+            assert torch.equal(self.task.model.get_parameter("weight"), self.start)  # each begins from the same
+            self.looks.append(0)
+            played = [(BEFORE, 1.0), *records(self.runs[-1])]
+            try:
+                for look, (value, density) in enumerate(played):
+                    self._play(look, value, density, prior)
+            except StopPhaseError:
+                pass
+            self.phases._done = self.phases.history[-1].epoch
+
+        monkeypatch.setattr(self.phases, "run", run)
+
+    def _play(self, look: int, value: float, density: float, prior: MixturePrior) -> None:
+        with torch.no_grad():
+            for w in prior.view.tensors:
+                w.fill_(self.phases._done + look)  # so that networks can be told apart
+            prior.means.fill_(self.phases._done + look)
+            self.values[self.phases._done + look] = value
+        if look == 0:
+            with torch.no_grad():
+                prior.view.tensors[0].copy_(self.start)
+        else:
+            self.looks[-1] += 1
+        densities = {s.name: density for s in prior.view.shared}
+        self.phases.on_epoch(EpochRecord(look, 0.0, 0.1, 0.0, 0.0, 0.0, value, 0, densities))
+
+    def _number(self) -> int:
+        return int(self.task.model.get_parameter("bias")[0])
+
+    def found(self) -> list[Any]:
+        return self.search.run(self.phases)
+
+
+def settled(value: float, density: float = 0.1) -> list[tuple[float, float]]:
+    """The looks of a run at one value throughout."""
+    return [(value, density)] * CONFIG.retrain.looks
+
+
+def threshold(at: float, above: float = 0.1) -> Callable[[float], list[tuple[float, float]]]:
+    """Runs that are gentle enough fit; the others are above the limit by `above`. Harder ones have fewer weights."""
+    return lambda by: settled(BEFORE if by >= at else LIMIT + above, 0.01 * (5 + by))
+
+
+@pytest.mark.parametrize(
+    ("at", "above", "runs"),
+    [
+        (-0.1, 0.1, [0, -1, -0.5, -0.25]),  # harder after success, then halved
+        (0.9, 0.1, [0, 1, 0.5, 0.75]),  # gentler after failure
+        (0.1, 0.1, [0, 1, 0.5, 0.25]),
+        (1.9, 0.1, [0, 1, 2, 1.5, 1.75]),
+        (1.9, 9.9, [0, 2, 1, 1.5, 1.75]),  # by 2, if the loss is above 6 times what may be lost
+        (-99, 0.1, [0, -1, -2, -3]),  # never harder than -3
+        (99, 0.1, [0, 1, 2, 3, 4, 5]),  # 6 runs at most
+        (99, 9.9, [0, 2, 4, 6]),  # never gentler than 6.5
+    ],
+)
+def test_which_runs_a_search_makes(at: float, above: float, runs: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(threshold(at, above), monkeypatch)
+    found = played.found()
+    assert played.runs == pytest.approx(runs, abs=1e-9)
+    assert len(played.runs) <= MOST_RUNS
+    fitting = [by for by in runs if by >= at]
+    if not fitting:
+        assert len(found) == 1
+        assert found[0].merit[0] == pytest.approx(above)
+    else:  # the smallest first, which is of the hardest run
+        assert [f.prior.config.zero_mixing for f in found] == pytest.approx(
+            [gentler(CONFIG, by).prior.zero_mixing for by in sorted(fitting)]
+        )
+        assert all(f.merit[0] == 0 for f in found)
+
+
+def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    def records(by: float) -> list[tuple[float, float]]:
+        return settled(98.0 if by >= 0.9 else 97.0, 0.1)
+
+    first = FirstLook(98.0, 0.5, 10.0)
+    played = Played(records, monkeypatch, metric=ss.Metric("accuracy", "%", True), first=first, limit=97.5)
+    played.found()
+    assert played.runs == pytest.approx([0, 1, 0.5, 0.75])
+
+
+def test_the_file_decides_whether_a_network_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of all runs are within the limit, but the files of the first two are not."""
+    played = Played(lambda by: settled(BEFORE), monkeypatch, judge=lambda prior: 3.0 if len(played.runs) < 3 else 1.0)
+    found = played.found()
+    assert played.runs[:3] == pytest.approx([0, 1, 2])
+    assert all(f.look > 2 * CONFIG.retrain.looks for f in found)
+
+
+def test_a_file_is_judged_only_if_its_network_may_be_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[float] = []
+
+    def records(by: float) -> list[tuple[float, float]]:
+        return [(3.0, 0.1)] * 26 + [(2.0, 0.2), (2.0, 0.3), (2.0, 0.1), (2.6, 0.05)]
+
+    played = Played(records, monkeypatch)
+    inner = played.search.judge
+    played.search.judge = lambda prior: judged.append(played._number()) or inner(prior)  # type: ignore[func-returns-value]
+    played.found()
+    assert judged[:2] == [27, 29]  # the first that seems to fit, and a smaller one
+
+
+def test_the_best_of_a_run_is_restored_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest within the limit, not the last; of all hard looks. The first 6 of 30 are soft."""
+
+    def records(by: float) -> list[tuple[float, float]]:
+        soft, hard = [(2.0, 0.001)] * 6, [(2.0, 0.3)] * 24
+        hard[10] = (2.4, 0.1)
+        hard[11] = (2.6, 0.05)
+        return soft + hard
+
+    played = Played(records, monkeypatch)
+    found = played.found()
+    assert [f.look for f in found] == [30 * k + 17 for k in range(len(played.runs))]
+    for best in reversed(found):
+        prior = played.search.restore_(best)
+        assert prior is best.prior
+        assert played.task.model.get_parameter("bias").tolist() == [best.look] * 3
+        assert bool((prior.means == best.look).all())
+
+
+def test_if_nothing_fits_the_nearest_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(lambda by: settled(3.0 - 0.05 * by), monkeypatch)
+    (found,) = played.found()
+    assert found.merit[0] == pytest.approx(3.0 - 0.05 * max(played.runs) - LIMIT)
+
+
+def test_a_run_that_breaks_its_network_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 looks in a row above 30% of what the network gains over zeros: an error of 28.4%. Soft looks do not count."""
+
+    def records(by: float) -> list[tuple[float, float]]:
+        if by == 0:
+            return settled(60.0)
+        if by == 2:
+            return [(60.0, 0.1)] * 8 + [(20.0, 0.1)] + [(60.0, 0.1)] * 21
+        return settled(BEFORE)
+
+    played = Played(records, monkeypatch)
+    played.found()
+    assert played.runs[:3] == pytest.approx([0, 2, 4])
+    assert played.looks[:3] == [6 + BROKEN_LOOKS, 9 + BROKEN_LOOKS, 30]
+
+
+def test_without_zeros_to_compare_with_no_run_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(lambda by: settled(60.0), monkeypatch, first=FirstLook(BEFORE, NOISE))
+    played.found()
+    assert set(played.looks) == {30}
+
+
+def test_the_last_look_counts_even_if_the_run_never_became_hard(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.override(epochs=1, hard_from=0.99)
+    played = Played(lambda by: [(BEFORE, 0.1)], monkeypatch, config=config)
+    assert played.found()[0].merit[0] == 0
+    torch.manual_seed(0)
+    x = torch.randn(32, 4)
+    task = ss.Task(nn.Linear(4, 3), list(x.split(8)), lambda m, b: m(b).square().mean(), lambda m: 1.0)
+    assert ss.compress(task, config, target=ss.MaxError(2.0)).outcome is not None
