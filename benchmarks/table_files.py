@@ -40,7 +40,7 @@ def rows(experiment: str, device: str, seeds: list[int], ways: list[str]) -> Ite
         for way in ways:
             captured = capture and "sample_one_in" not in WAYS[way]
             config = setting.compress.override(seed=seed, capture=captured, **WAYS[way])
-            compressed = ss.compress(task, config)
+            compressed = ss.compress(task, config, target=None)
             fresh = copy.deepcopy(task.model)
             fresh.load_state_dict(compressed.state_dict())
             after, size = task.test(fresh.eval()), len(compressed.to_bytes())

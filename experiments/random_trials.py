@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from softshare import CompressConfig, compress
+from softshare import compress
 from softshare.config import Range
 from softshare.errors import DivergedError
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
@@ -34,6 +34,7 @@ from softshare.tune.space import search_space, with_values
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAME = "lenet-300-100"
+BASE = get_experiment(NAME).compress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def parse() -> argparse.Namespace:
 
 def draw(trial: int, seed: int) -> dict[str, float]:
     chance = random.Random(f"{seed} {trial}")
-    return {name: between(range, chance.random()) for name, range in search_space(CompressConfig()).items()}
+    return {name: between(range, chance.random()) for name, range in search_space(BASE).items()}
 
 
 def between(range: Range, share: float) -> float:
@@ -103,10 +104,11 @@ def run_all(options: argparse.Namespace) -> Iterator[Row]:
 def run(trial: int, start: Path, options: argparse.Namespace) -> Row:
     began, settings, task = time.perf_counter(), draw(trial, options.seed), make_task(NAME)
     task.model.load_state_dict(load_checkpoint(start))
-    config = with_values(CompressConfig(), settings)
-    config = config.override(epochs=min(config.retrain.epochs, options.most_epochs or config.retrain.epochs))
+    config = with_values(BASE, settings)
+    epochs = config.retrain.epochs or 1
+    config = config.override(epochs=min(epochs, options.most_epochs or epochs))
     try:
-        compressed = compress(task, config)
+        compressed = compress(task, config, target=None)
     except DivergedError:
         return Row(trial, True, math.nan, 0, 0, time.perf_counter() - began, settings)
     error, nonzero = task.judge(load_copy(task.model, compressed.state_dict())), compressed.quantized.n_nonzero

@@ -114,7 +114,7 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Mo
     """Compress, shrink the decoded network, and measure everything except the speed."""
     units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
     config = configured(get_experiment(task.name).compress, options)
-    compressed = compress(with_unit_prior(task, units) if tau else task, config)
+    compressed = compress(with_unit_prior(task, units) if tau else task, config, target=None)
     data = compressed.to_bytes()
     small = shrink(task.model, decode(data)).eval()
     original = copy.deepcopy(task.model).eval()

@@ -106,7 +106,7 @@ def test_a_users_task(config: ss.CompressConfig, tmp_path: Path) -> None:
         assert torch.equal(loaded[name], compressed.retrained[name])  # batch-norm is not quantized
     assert int(loaded["features.1.num_batches_tracked"]) == 6 * 9 + 15 * 9
 
-    error = task.evaluate(fresh.eval())
+    error = task.judge(fresh)
     assert error <= 5
     result = ss.measure(task, compressed, config)
     assert (result.error_after, result.file_bytes) == (error, size)
@@ -127,7 +127,7 @@ def test_a_users_own_loop(tmp_path: Path) -> None:
     prior.quantize().save(tmp_path / "model.sws")
     fresh = ConvNet()
     ss.load_into_(fresh, tmp_path / "model.sws")
-    assert task.evaluate(fresh.eval()) <= 5
+    assert task.judge(fresh) <= 5
 
 
 @pytest.mark.slow

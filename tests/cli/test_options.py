@@ -99,8 +99,8 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "--zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
         "--method table --sample-one-in 3 "
         "--steps 900 --epochs 7 --tau 0 --scaling paper --tau-warmup 0.0 --lr-weights 1e-9 "
-        "--optimizer sgd --weight-decay 0.5 --schedule constant --hard-from 0.25 --zeroing 0 --distill 1 --seed -3 --capture "
-        "--merge-threshold 2 --no-symmetries "
+        "--optimizer sgd --weight-decay 0.5 --schedule constant --hard-from 0.25 --zeroing 0 --distill 1 "
+        "--seed -3 --capture --merge-threshold 2 --no-symmetries "
         "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
     )
     overrides = overrides_of(*args.split())

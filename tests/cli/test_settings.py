@@ -13,11 +13,13 @@ import pytest
 
 from cli_runs import Refusals, finished_run, result_of, run, tiny_experiment, write_task
 from paths import ROOT
-from softshare.cli.settings import PRESETS, Settings, preset_config
+from softshare.cli.settings import PRESETS, Settings, preset_config, read_settings, recorded_target
 from softshare.cli.training import _recorded_pretraining
 from softshare.config import CompressConfig
 from softshare.config.text import HINTS, from_toml
 from softshare.result import Result
+from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
+from softshare.task import Metric
 from softshare.zoo import experiments
 
 
@@ -70,6 +72,30 @@ def test_options_override_set_and_set_overrides_the_file(tmp_path: Path) -> None
     expected = CompressConfig().override(tau=0.2, components=3, epochs=1, lr_weights=3e-3)
     assert settings_of(tmp_path / "run") == expected
     assert result_of(tmp_path / "run")["method"] == "softshare"
+
+
+def test_the_length_that_an_option_names_replaces_that_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every printed preset can be read, and its length changed in both ways."""
+    for preset in ("default", "paper", "lenet-300-100"):
+        assert run("config", preset) == 0
+        (tmp_path / "my.toml").write_text(capsys.readouterr().out)
+        settings, base = read_settings(str(tmp_path / "my.toml")), CompressConfig()
+        assert settings.applied(base, {}) == preset_config(preset)
+        assert settings.applied(base, {"epochs": 7}) == preset_config(preset).override(epochs=7)
+        assert settings.applied(base, {"steps": 70}).retrain.looks == 10
+        assert settings.applied(base, {"steps": 70}).retrain.epochs is None
+
+
+def test_the_recorded_target(finished: Path) -> None:
+    result = Result.load(finished / "result.json")
+    for target in (None, WithinNoise(), MaxBytes(9), MaxError(2.5), MaxErrorIncrease(0.5)):
+        outcome = Outcome(target, Metric(), 1.0, 1.0, 0.1, 9.0, 8).to_dict()
+        assert recorded_target(dataclasses.replace(result, outcome=json.loads(json.dumps(outcome)))) == target
+    old = {"target": {"max_error": 2.5}, "limit": 2.5, "reached": 2.0, "met": True}
+    assert recorded_target(dataclasses.replace(result, outcome=old)) == MaxError(2.5)
+    assert recorded_target(dataclasses.replace(result, outcome=None)) is None
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path, refused: Refusals) -> None:

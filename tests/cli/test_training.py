@@ -318,13 +318,14 @@ def test_an_experiment_is_pre_trained_and_compressed(experiment: str, tmp_path: 
 def test_compress_an_experiment_from_scratch(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softshare.cli.run_task.pretrain_", lambda *_: pytest.fail("the network was pre-trained"))
     args = ["compress", experiment, "--from-scratch", "--epochs", 1, "--seed", 4, "--out", tmp_path / "run"]
-    assert run(*args, "--no-limit") == 0
+    assert run(*args) == 0
     assert sorted(os.listdir(tmp_path / "run")) == RUN_FILES
     torch.manual_seed(4)
     fresh = TinyNet().state_dict()
     assert_same_state(safetensors.torch.load_file(tmp_path / "run" / "pretrained.safetensors"), fresh)
     result = result_of(tmp_path / "run")
     assert result["config"]["task"]["from_scratch"] is True
+    assert result["outcome"]["target"] is None  # a fresh network has no accuracy to keep
     assert result["config"]["pretrain"] is None
 
 

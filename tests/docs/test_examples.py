@@ -1,4 +1,4 @@
-"""Each example runs with its own command from examples/README.md, on little data and for few epochs."""
+"""Each example runs with its own command from examples/README.md, on little data and in few steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _make_task = make_task
 
 
 def make_task() -> ss.Task:
-    return _make_task(n=400, epochs=2)
+    return _make_task(n=400, epochs=4)
 """
 
 
@@ -48,7 +48,7 @@ def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monk
         file.write(SHORT)
     compress, report = (shlex.split(part, comments=True) for part in LINES[name].split("&&"))
     assert compress.pop(0) == report.pop(0) == "softshare"
-    assert main([*compress, "--epochs", "2"]) == 0  # the last --epochs counts
+    assert main([*compress, "--steps", "30", "--no-limit"]) == 0
     assert main(report) == 0
 
     folder = tmp_path / report[-1]
@@ -56,7 +56,7 @@ def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monk
     result = Result.load(folder / "result.json")
     assert result.experiment == f"examples/{name}.py:make_task"
     assert result.file_bytes == (folder / "model.sws").stat().st_size
-    assert result.config["retrain"]["epochs"] == 2
+    assert result.config["retrain"]["steps"] == 30
     assert result.n_nonzero < result.n_weights
     decoded = ss.load(folder / "model.sws")
     assert {n: t.shape for n, t in decoded.items()} == {

@@ -38,7 +38,8 @@ def test_the_story_runs_and_ends_with_a_small_file(tmp_path: Path, monkeypatch: 
     )[0]
     assert (tmp_path / "story.sws").stat().st_size == int(size.replace(",", ""))
     assert int(before.replace(",", "")) > 100 * int(size.replace(",", ""))
-    assert float(error) < float(error_before) + 1.5
+    assert float(error) < float(error_before) + 0.25  # the noise of 10,000 images
+    assert "The network kept its accuracy: " in notebook.cells[-1].outputs[0].data["text/markdown"]
 
 
 def test_the_story_is_light() -> None:

@@ -276,6 +276,43 @@ def test_tiles_have_lines_between_them() -> None:
     assert np.isnan(out).sum() == 40 - 24
 
 
+def test_curves_of_several_runs_are_apart(layers: Run) -> None:
+    """A run starts with a record of its own, at the look where the one before ended."""
+    looks = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8]
+    history = tuple(
+        dict(layers.history[0], epoch=float(look), validation_error=10.0 + k) for k, look in enumerate(looks)
+    )
+    assert layers.frames is not None
+    film = dataclasses.replace(
+        layers.frames, epochs=np.array([4, 5, 6, 7]), about={**layers.frames.about, "counted": "look"}
+    )
+    run = dataclasses.replace(layers, history=history, frames=film)
+    assert run.counted == "look"
+    curve = curves_data(run)[0]
+    assert (curve.starts, curve.taken, curve.counted) == ((0, 5), 7.0, "look")
+    with styled():
+        axes = draw_curves(curve).axes[0]
+    first, second = ([x.tolist() for x in line.get_data()] for line in axes.lines[:2])
+    assert first == [looks[:5], [10, 11, 12, 13, 14]]
+    assert second == [looks[5:], [15, 16, 17, 18, 19]]
+    assert axes.get_xlabel() == "look"
+    assert [line.get_xdata()[0] for line in axes.lines[2:]] == [4, 7]  # where the second run starts, what is taken
+    alone = curves_data(layers)[0]
+    assert (alone.starts, alone.taken, alone.counted) == ((0,), None, "epoch")
+
+
+def test_what_a_run_counts_without_a_film(layers: Run) -> None:
+    assert layers.result is not None
+    for retrain, counted in (
+        ({"steps": 600, "epochs": None}, "look"),
+        ({"steps": 600, "epochs": 3}, "epoch"),
+        ({}, "epoch"),
+    ):
+        result = dataclasses.replace(layers.result, config={"retrain": retrain})
+        assert dataclasses.replace(layers, frames=None, result=result).counted == counted
+    assert dataclasses.replace(layers, frames=None, result=None).counted == "epoch"
+
+
 def test_bytes_are_those_of_the_file(layers: Run) -> None:
     (data,) = sizes_data(layers)
     assert sum(n for _, _, n in data.bars) == data.file_bytes == (layers.folder / "model.sws").stat().st_size

@@ -66,7 +66,7 @@ def test_frames_show_each_epoch(tmp_path: Path, mixtures: str) -> None:
 
 
 class Good(Hook):
-    """An error that is low after only one epoch."""
+    """An error that is low at one look of the second run, and at no other time."""
 
     def __init__(self, at: int) -> None:
         self.at, self.epoch = at, 0
@@ -78,17 +78,18 @@ class Good(Hook):
         return 10.0 if self.epoch == self.at else 90.0
 
 
-@pytest.mark.slow
-def test_the_last_frame_is_the_network_that_a_target_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_FRAMES", 3)  # so that the frame of that epoch was not kept
-    log, good = FrameLog(tmp_path / "frames.npz"), Good(at=3)
+def test_the_film_of_a_search_is_of_the_run_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_FRAMES", 3)  # so that the frame of that look was not kept
+    log, good = FrameLog(tmp_path / "frames.npz", counted="look"), Good(at=9)
     config = CompressConfig().override(epochs=6)
     task = dataclasses.replace(make_task(), evaluate=good.error)
     compressed = compress(task, config, [log, good], target=MaxError(20.0))
-    assert "the best one, of epoch 3, is used" in " ".join(compressed.messages)
+    assert [r.epoch for r in compressed.history][:9] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+    assert [r.epoch for r in compressed.history if r.validation_error == 10] == [9]
     log.finish(compressed.mixtures)
     frames = Frames.load(tmp_path / "frames.npz")
-    assert frames.epochs.tolist() == [0, 2, 3]
+    assert frames.epochs.tolist() == [6, 8, 9]
+    assert frames.about["counted"] == "look"
     for k, names in enumerate(frames.about["tensors"]):
         weights = torch.cat([compressed.retrained[name].reshape(-1) for name in names])
         assert np.array_equal(frames.sample[-1, frames.owner == k], weights.numpy().astype(np.float16))

@@ -149,11 +149,11 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
 @pytest.mark.parametrize(
     ("target", "reached", "card"),
     [
-        (None, 1.0, "<b>kept</b><span>on validation data: error 1.00% before, 1.00% after, noise 0.25%</span>"),
+        (None, 1.0, "<b>kept</b><span>validation error 1.00 → 1.00%, noise 0.25%</span>"),
         (
             WithinNoise(),
             1.5,
-            "<b>lost 0.50%</b><span>on validation data: error 1.00% before, 1.50% after, noise 0.25%</span>",
+            "<b>lost 0.50%</b><span>validation error 1.00 → 1.50%, noise 0.25%</span>",
         ),
         (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
         (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.50% validation error; 2.75% reached</span>"),

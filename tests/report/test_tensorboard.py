@@ -29,6 +29,21 @@ def test_tensorboard_reads_the_history(tmp_path: Path) -> None:
     assert len(read.Scalars("task_loss")) == 4
 
 
+def test_several_runs_are_one_log(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path)
+    for start in (0, 1):
+        log.on_start(1, 1)
+        for look in (start, start + 1):
+            log.on_epoch(EpochRecord(look, 0.0, 0.0, math.nan, 0.0, 0.0, 10.0 * start + look, 0))
+    log.on_end()
+    assert len(list(tmp_path.iterdir())) == 1
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("validation_error")] == [(0, 0), (1, 1), (1, 11), (2, 12)]
+
+
 def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotAvailableError, match=r"softshare\[tensorboard\]"):

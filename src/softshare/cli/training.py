@@ -180,11 +180,13 @@ def compress(
         names = [*map(repr, given), *["--no-limit"] * no_limit]
         raise ConfigError(f"expected one target, got {len(names)}: {', '.join(names)}")
     full = settings.applied(_base(task), overrides)
+    options = _task_options(task, settings, TaskOptions(data, augment, label_smoothing, from_scratch))
     if given or no_limit:
         target = given[0] if given else None
-    else:
-        target = recorded_target(settings.result) if settings.result else default_target(full)
-    options = _task_options(task, settings, TaskOptions(data, augment, label_smoothing, from_scratch))
+    elif settings.result:
+        target = recorded_target(settings.result)
+    else:  # a fresh network has no accuracy to keep
+        target = None if options.from_scratch else default_target(full)
     if options.from_scratch and weights:
         raise ConfigError(
             f"--from-scratch starts from a fresh network, --weights {weights} from a trained one. Leave one of them out"

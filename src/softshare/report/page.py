@@ -124,9 +124,9 @@ def _outcome(result: Result) -> dict[str, str]:
     cards = {}
     if "kept" in outcome:  # older results do not have it
         before, after = outcome["before"], outcome["after"]
-        figures = f"{metric.text(before)} before, {metric.text(after)} after, noise {metric.text(outcome['noise'])}"
+        figures = f"{metric.number(before)} → {metric.text(after)}, noise {metric.text(outcome['noise'])}"
         fate = "kept" if outcome["kept"] else f"lost {metric.text(metric.loss(before, after))}"
-        cards[f"on validation data: {metric.name} {figures}"] = fate
+        cards[f"validation {metric.name} {figures}"] = fate
     return cards | _target(outcome, metric)
 
 

@@ -85,8 +85,8 @@ FIGURES = (
     Plot(
         "curves",
         "Training",
-        "The curves show all of the training, from history.csv. If there are several runs, a grey line marks where each "
-        "one starts, and a dotted line marks the network that is in the file.",
+        "The curves show all of the training, from history.csv. If there are several runs, a grey line marks the start "
+        "of each, and a dotted line marks the network that is in the file.",
         curves_data,
         draw_curves,
     ),
