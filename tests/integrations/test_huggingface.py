@@ -330,3 +330,43 @@ def test_without_transformers() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == ("the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'\n")
+
+
+def sentences(n: int, seed: int) -> Items:
+    """Whether the values of the words of a sentence add up to more than 0, with some noise."""
+    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    g = torch.Generator().manual_seed(seed)
+    found = torch.randint(100, (n, 8), generator=g)
+    return Items(input_ids=found, labels=(values[found].sum(1) + torch.randn(n, generator=g) > 0).long())
+
+
+@torch.no_grad()
+def share_wrong(model: nn.Module, items: Items) -> float:
+    model.eval()
+    logits = model(input_ids=items.columns["input_ids"]).logits
+    return 100 * float((logits.argmax(1) != items.columns["labels"]).float().mean())
+
+
+def test_a_transformer_ends_as_it_began_or_the_callback_warns(tmp_path: Path) -> None:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    made = BertConfig(vocab_size=100, max_position_embeddings=8, **size)
+    trained, others = BertForSequenceClassification(made), sentences(2000, seed=2)
+    options: dict[str, Any] = {"learning_rate": 2e-3, "lr_scheduler_type": "cosine", "train": sentences(2400, seed=1)}
+    make_trainer(trained, tmp_path, num_train_epochs=6, **options).train()
+    before = share_wrong(trained, others)
+    for gentleness, is_kept in ((None, True), (0.0, False)):
+        model = BertForSequenceClassification(made)
+        model.load_state_dict(trained.state_dict())
+        callback = SoftShareCallback(tmp_path / "model.sws", gentleness=gentleness)
+        trainer = make_trainer(model, tmp_path, callback, num_train_epochs=3, eval_strategy="epoch", **options)
+        trainer.eval_dataset = others
+        trainer.evaluate()
+        with pytest.warns(UserWarning, match="the run has 225 steps") as caught:
+            trainer.train()
+        worse = [w for w in caught if "seems worse than before: validation loss" in str(w.message)]
+        assert callback.compressed
+        assert any(text.startswith("training loss") for text in callback.compressed.messages)
+        assert (not worse) == is_kept
+        assert (share_wrong(model, others) < before + 2) == is_kept
+        assert (tmp_path / "model.sws").stat().st_size < 4 * model.num_parameters() / 3

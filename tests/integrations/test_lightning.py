@@ -20,6 +20,7 @@ import softshare as ss
 from softshare.errors import ConfigError, ModelError
 from softshare.integrations.lightning import SoftShareCallback
 from softshare.train.curvature import Curvature
+from softshare.zoo.datasets import load_mnist
 from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
 pytestmark = [
@@ -227,7 +228,10 @@ def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
 
 
 def test_steps_of_an_epoch_are_counted_if_data_have_no_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeroing needs the size of a batch, and so the steps of an epoch, not of the run. The last epoch is cut short."""
+    """Zeroing needs the size of a batch, and so the steps of an epoch, not of the run. The last epoch is cut short.
+
+    In the first epoch the steps so far count. A batch that is taken for larger than it is saves weights from zeroing.
+    """
     sizes, estimate = [], Curvature.estimate
 
     def noted(curvature: Curvature, batch_size: float) -> list[Tensor]:
@@ -237,7 +241,7 @@ def test_steps_of_an_epoch_are_counted_if_data_have_no_length(tmp_path: Path, mo
     monkeypatch.setattr(Curvature, "estimate", noted)
     callback = make_callback(tmp_path / "model.sws", config(zeroing=0.3, hard_from=0.0), N)
     make_trainer(callback, max_steps=5 * N // BATCH // 2).fit(Module(), DataLoader(Endless(), batch_size=BATCH))
-    assert sizes == [BATCH] * 3
+    assert sizes == [N / 4, N / 8, N / 12, *[BATCH] * 7]
 
 
 class Manual(Module):
@@ -339,3 +343,60 @@ def test_a_run_can_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
     trainer.fit(Module(), loader(), ckpt_path=tmp_path / "last.ckpt")
     assert trainer.global_step == 3 * N // BATCH
     assert again.compressed
+
+
+class Digits(pl.LightningModule):  # type: ignore[misc]
+    """A network with batch norm for 1,200 small images of digits, trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+        then = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2))
+        self.net = nn.Sequential(first, then, nn.Flatten(), nn.Linear(32, 10))
+        (self.train_data, self.others) = (
+            TensorDataset(nn.functional.avg_pool2d(part.images[:n], 4), part.labels[:n])
+            for part, n in zip(load_mnist(), (1200, 2000), strict=False)
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 2e-3)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train_data, batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.others, batch_size=1000)
+
+    @torch.no_grad()
+    def error(self) -> float:
+        x, labels = self.others.tensors
+        return 100 * float((self.net.eval()(x).argmax(1) != labels).float().mean())
+
+
+def test_digits_end_as_they_began_or_the_callback_warns(tmp_path: Path) -> None:
+    trained = Digits()
+    make_trainer(max_epochs=15).fit(trained)
+    before = trained.error()
+    for gentleness, is_kept in ((None, True), (0.0, False)):
+        module = Digits()
+        module.load_state_dict(trained.state_dict())
+        callback = SoftShareCallback(tmp_path / "model.sws", gentleness=gentleness)
+        trainer = make_trainer(callback, max_epochs=4)
+        trainer.validate(module, verbose=False)
+        with pytest.warns(UserWarning, match="the run has 152 steps") as caught:
+            trainer.fit(module)
+        worse = [w for w in caught if "seems worse than before: validation loss" in str(w.message)]
+        assert callback.compressed
+        assert any(text.startswith("validation loss") for text in callback.compressed.messages)
+        assert (not worse) == is_kept
+        assert (module.error() < before + 1.5) == is_kept
+        assert (tmp_path / "model.sws").stat().st_size < 4 * sum(p.numel() for p in module.parameters()) / 3

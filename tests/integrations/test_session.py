@@ -187,6 +187,9 @@ def test_losses_before_the_prior_has_an_effect_and_at_the_end_are_compared() -> 
     again.load_state_dict(losses.state_dict())
     assert str(again) == str(losses)
     assert again.rose
+    once = Losses("validation")
+    once.note_(1.0, 0.0, quantized=False)  # nothing is known of the network at the end
+    assert not once.are_known
     never = Losses("validation")
     never.note_(1.0, 0.5, quantized=True)  # nothing is known of the network before
     assert not never.are_known

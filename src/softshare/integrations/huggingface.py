@@ -85,8 +85,9 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
             if state.global_step
             else None,
         )
-        if self._evaluated is not None:
+        if self._evaluated is not None and not state.global_step:
             sharing.validation.note_(self._evaluated, 0.0, quantized=False)
+        self._evaluated = None
 
         def before(module: nn.Module, inputs: Any) -> None:
             if not module.training:  # evaluation: no callback is told that it starts

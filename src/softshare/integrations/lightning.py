@@ -73,9 +73,9 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
             self.gentleness,
             self._loaded,
         )
-        self._loaded = None
-        if self._validated is not None:
+        if self._validated is not None and not self._loaded:
             self._sharing.validation.note_(self._validated, 0.0, quantized=False)
+        self._loaded = self._validated = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._sharing:

@@ -26,6 +26,7 @@ class Losses:
         value = torch.as_tensor(loss).detach().float().mean()
         if not quantized and (progress < EARLY or not self._before.n):
             self._before.add_(value)
+            return
         if not self._is_late:
             self._after = _Mean()
         self._after.add_(value)
