@@ -49,6 +49,7 @@ def test_every_page_with_python_is_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:the run has .* steps")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")
 @pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*")

@@ -27,8 +27,22 @@ from softshare.errors import ConfigError
 from softshare.integrations.huggingface import SoftShareCallback
 from trained import BATCH, EPOCHS, RATE, N, Net, config, data, error, make_net, make_task, prior_gradients
 
-pytestmark = pytest.mark.slow  # transformers takes seconds to import
+pytestmark = [
+    pytest.mark.slow,  # transformers takes seconds to import
+    pytest.mark.filterwarnings("ignore:the run has .* steps"),
+    pytest.mark.filterwarnings("ignore:the compressed network seems worse"),
+]
 WORDS, LENGTH = 12, 6
+
+
+def as_callback(settings: ss.CompressConfig) -> ss.CompressConfig:
+    """For a run of the route like that of a callback: as long, with tau relative to the data."""
+    return settings.override(steps=EPOCHS * N // BATCH, scaling="paper")
+
+
+def make_callback(file: Path, settings: ss.CompressConfig, n_examples: int | None = None) -> SoftShareCallback:
+    """One with the settings as they are."""
+    return SoftShareCallback(file, as_callback(settings), n_examples, gentleness=0.0)
 
 
 class Items(Dataset[dict[str, Tensor]]):
@@ -86,7 +100,7 @@ def make_trainer(
 def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
     """Half batches, two to a step, give what `compress` gives on whole ones."""
     settings = config(zeroing=30.0, schedule="cosine")
-    callback = SoftShareCallback(tmp_path / "model.sws", settings)
+    callback = make_callback(tmp_path / "model.sws", settings)
     options: dict[str, Any] = {
         "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": BATCH // 2,
@@ -94,14 +108,14 @@ def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
     }
     make_trainer(make_net(), tmp_path, callback, **options).train()
     assert callback.compressed is not None
-    for name, wanted in ss.compress(make_task(), settings).retrained.items():
+    for name, wanted in ss.compress(make_task(), as_callback(settings), target=None).retrained.items():
         torch.testing.assert_close(callback.compressed.retrained[name], wanted, atol=1e-3, rtol=1e-3)
 
 
 def test_the_file_is_sparse_and_the_model_is_what_it_decodes_to(tmp_path: Path) -> None:
     model, file = make_net(), tmp_path / "model.sws"
     before = error(model)
-    callback = SoftShareCallback(file, config())
+    callback = make_callback(file, config())
     make_trainer(model, tmp_path, callback).train()
     assert error(model) <= before + 2
     fresh = make_net()
@@ -142,7 +156,7 @@ class After(TrainerCallback):  # type: ignore[misc]
 
 
 def test_what_is_added_to_the_gradients_is_the_priors_and_is_not_clipped(tmp_path: Path) -> None:
-    callback = SoftShareCallback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0, hard_from=1.0))
+    callback = make_callback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0, hard_from=1.0))
     before = Before(callback)
     after = After(before)
     make_trainer(make_net(), tmp_path, before, callback, after, max_steps=8, max_grad_norm=1e-4).train()
@@ -163,7 +177,7 @@ class Watched(Net):
 
 def test_evaluation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path: Path) -> None:
     model = Watched()
-    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    callback = make_callback(tmp_path / "model.sws", config(hard_from=0.5))
     each: dict[str, Any] = {
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
@@ -189,7 +203,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = config(schedule="cosine", zeroing=30.0)
     results = []
     for name, checkpoint in (("whole", None), ("again", str(tmp_path / "checkpoint-48"))):
-        callback = SoftShareCallback(tmp_path / f"{name}.sws", settings)
+        callback = make_callback(tmp_path / f"{name}.sws", settings)
         saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 48, "num_train_epochs": 6}
         make_trainer(make_net(), tmp_path, callback, **saving).train(resume_from_checkpoint=checkpoint)
         assert callback.compressed
@@ -205,22 +219,22 @@ def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
     It was saved at the last step of an epoch, before the epoch ended.
     """
     settings, elsewhere = config(schedule="cosine", zeroing=30.0), str(tmp_path / "old" / "checkpoint-16")
-    first = SoftShareCallback(tmp_path / "first.sws", settings)
+    first = make_callback(tmp_path / "first.sws", settings)
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 16, "num_train_epochs": 2}
     make_trainer(make_net(), tmp_path / "old", first, **saving).train()
 
-    named = SoftShareCallback(tmp_path / "named.sws", settings)
+    named = make_callback(tmp_path / "named.sws", settings)
     again: dict[str, Any] = {"num_train_epochs": 2, "resume_from_checkpoint": elsewhere}
     make_trainer(make_net(), tmp_path / "new", named, **again).train(resume_from_checkpoint=elsewhere)
     assert (tmp_path / "named.sws").read_bytes() == (tmp_path / "first.sws").read_bytes()
 
-    fresh = SoftShareCallback(tmp_path / "fresh.sws", settings)
+    fresh = make_callback(tmp_path / "fresh.sws", settings)
     trainer = make_trainer(make_net(), tmp_path / "new", fresh, num_train_epochs=2)
     with pytest.warns(UserWarning, match=r"no .*new/checkpoint-16/softshare\.pt: the mixture starts again"):
         trainer.train(resume_from_checkpoint=elsewhere)
     assert fresh.compressed
     (tmp_path / "old" / "checkpoint-16" / "softshare.pt").unlink()
-    without = SoftShareCallback(tmp_path / "without.sws", settings)
+    without = make_callback(tmp_path / "without.sws", settings)
     trainer = make_trainer(make_net(), tmp_path / "old", without, num_train_epochs=2)
     with pytest.warns(UserWarning, match="the mixture starts again"):
         trainer.train(resume_from_checkpoint=elsewhere)
@@ -245,7 +259,7 @@ def test_a_language_model_with_tied_embeddings(tmp_path: Path) -> None:
     model = LlamaForCausalLM(tied)
     train = Items(input_ids=words(), labels=words())
     settings = config(tau=0.005, lr_means=1e-3)
-    callback = SoftShareCallback(tmp_path / "model.sws", settings, n_examples=N * (LENGTH - 1))
+    callback = make_callback(tmp_path / "model.sws", settings, n_examples=N * (LENGTH - 1))
     make_trainer(model, tmp_path, callback, train=train, num_train_epochs=10).train()
     state = ss.load(tmp_path / "model.sws")
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
@@ -263,7 +277,7 @@ def test_a_classifier_with_its_encoder_frozen_in_bfloat16(tmp_path: Path) -> Non
     model.bert.requires_grad_(False)
     before = {name: t.clone() for name, t in model.bert.state_dict().items()}
     train = Items(input_ids=words(), labels=words()[:, 0].contiguous())
-    callback = SoftShareCallback(tmp_path / "model.sws", config())
+    callback = make_callback(tmp_path / "model.sws", config())
     make_trainer(model, tmp_path, callback, train=train, num_train_epochs=2, bf16=True).train()
     state = ss.load(tmp_path / "model.sws")
     for name, tensor in before.items():
@@ -280,7 +294,7 @@ class Failing(Watched):
 
 def test_a_new_run_after_an_error_starts_from_the_weights_behind(tmp_path: Path) -> None:
     model = Failing()
-    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))
+    callback = make_callback(tmp_path / "model.sws", config(hard_from=0.0))
     trainer = make_trainer(model, tmp_path, callback)
     with pytest.raises(RuntimeError, match="the data are gone"):
         trainer.train()
@@ -316,3 +330,43 @@ def test_without_transformers() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == ("the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'\n")
+
+
+def sentences(n: int, seed: int) -> Items:
+    """Whether the values of the words of a sentence add up to more than 0, with some noise."""
+    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    g = torch.Generator().manual_seed(seed)
+    found = torch.randint(100, (n, 8), generator=g)
+    return Items(input_ids=found, labels=(values[found].sum(1) + torch.randn(n, generator=g) > 0).long())
+
+
+@torch.no_grad()
+def share_wrong(model: nn.Module, items: Items) -> float:
+    model.eval()
+    logits = model(input_ids=items.columns["input_ids"]).logits
+    return 100 * float((logits.argmax(1) != items.columns["labels"]).float().mean())
+
+
+def test_a_transformer_ends_as_it_began_or_the_callback_warns(tmp_path: Path) -> None:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    made = BertConfig(vocab_size=100, max_position_embeddings=8, **size)
+    trained, others = BertForSequenceClassification(made), sentences(2000, seed=2)
+    options: dict[str, Any] = {"learning_rate": 2e-3, "lr_scheduler_type": "cosine", "train": sentences(2400, seed=1)}
+    make_trainer(trained, tmp_path, num_train_epochs=6, **options).train()
+    before = share_wrong(trained, others)
+    for gentleness, is_kept in ((None, True), (0.0, False)):
+        model = BertForSequenceClassification(made)
+        model.load_state_dict(trained.state_dict())
+        callback = SoftShareCallback(tmp_path / "model.sws", gentleness=gentleness)
+        trainer = make_trainer(model, tmp_path, callback, num_train_epochs=3, eval_strategy="epoch", **options)
+        trainer.eval_dataset = others
+        trainer.evaluate()
+        with pytest.warns(UserWarning, match="the run has 225 steps") as caught:
+            trainer.train()
+        worse = [w for w in caught if "seems worse than before: validation loss" in str(w.message)]
+        assert callback.compressed
+        assert any(text.startswith("training loss") for text in callback.compressed.messages)
+        assert (not worse) == is_kept
+        assert (share_wrong(model, others) < before + 2) == is_kept
+        assert (tmp_path / "model.sws").stat().st_size < 4 * model.num_parameters() / 3

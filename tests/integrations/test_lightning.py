@@ -20,14 +20,27 @@ import softshare as ss
 from softshare.errors import ConfigError, ModelError
 from softshare.integrations.lightning import SoftShareCallback
 from softshare.train.curvature import Curvature
+from softshare.zoo.datasets import load_mnist
 from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
 pytestmark = [
     pytest.mark.slow,  # Lightning takes seconds to import
+    pytest.mark.filterwarnings("ignore:the run has .* steps"),
+    pytest.mark.filterwarnings("ignore:the compressed network seems worse"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*"),
 ]
+
+
+def as_callback(settings: ss.CompressConfig) -> ss.CompressConfig:
+    """For a run of the route like that of a callback: as long, with tau relative to the data."""
+    return settings.override(steps=EPOCHS * N // BATCH, scaling="paper")
+
+
+def make_callback(file: Path, settings: ss.CompressConfig, n_examples: int | None = None) -> SoftShareCallback:
+    """One with the settings as they are."""
+    return SoftShareCallback(file, as_callback(settings), n_examples, gentleness=0.0)
 
 
 class Module(pl.LightningModule):  # type: ignore[misc]
@@ -65,11 +78,11 @@ class Falling(Module):
 def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
     """Half batches, two to a step: soft steps, hard steps and zeroing are those of `compress` on whole ones."""
     settings = config(zeroing=30.0, schedule="cosine")
-    callback = SoftShareCallback(tmp_path / "model.sws", settings)
+    callback = make_callback(tmp_path / "model.sws", settings)
     make_trainer(callback, accumulate_grad_batches=2).fit(Falling(), loader(BATCH // 2))
     assert callback.compressed is not None
-    expected = ss.compress(make_task(), settings).retrained
-    other = ss.compress(make_task(), config(zeroing=0.0, schedule="cosine")).retrained
+    expected = ss.compress(make_task(), as_callback(settings), target=None).retrained
+    other = ss.compress(make_task(), as_callback(config(zeroing=0.0, schedule="cosine")), target=None).retrained
     for name, wanted in expected.items():
         torch.testing.assert_close(callback.compressed.retrained[f"net.{name}"], wanted, atol=1e-3, rtol=1e-3)
     assert any(not torch.allclose(other[name], wanted, atol=1e-2) for name, wanted in expected.items())
@@ -78,7 +91,7 @@ def test_it_ends_as_the_route_does(tmp_path: Path) -> None:
 def test_the_file_is_sparse_and_the_module_is_what_it_decodes_to(tmp_path: Path) -> None:
     module, file = Module(), tmp_path / "model.sws"
     before = error(module.net)
-    callback = SoftShareCallback(file, config())
+    callback = make_callback(file, config())
     make_trainer(callback).fit(module, loader())
     assert error(module.net) <= before + 2
     fresh = Module()
@@ -127,7 +140,7 @@ class Looking(Module):
 
 def test_what_is_added_to_the_gradients_is_the_priors(tmp_path: Path) -> None:
     recorder = Recorder()
-    recorder.callback = SoftShareCallback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0))
+    recorder.callback = make_callback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0))
     module = Looking(recorder)
     make_trainer(recorder, recorder.callback, max_epochs=2, limit_train_batches=4).fit(module, loader())
     assert module.added > 1e-3
@@ -145,7 +158,7 @@ class Validated(Module):
 def test_validation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path: Path) -> None:
     module = Validated()
     saved = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
-    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    callback = make_callback(tmp_path / "model.sws", config(hard_from=0.5))
     trainer = make_trainer(callback, saved, max_epochs=4, enable_checkpointing=True)
     trainer.fit(module, loader(), loader(N))
     # before training, and after each epoch
@@ -158,7 +171,7 @@ def test_validation_is_of_the_quantized_network_and_checkpoints_are_not(tmp_path
 @pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
 def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = config(schedule="cosine", zeroing=30.0)
-    whole, again = (SoftShareCallback(tmp_path / f"{name}.sws", settings) for name in ("whole", "again"))
+    whole, again = (make_callback(tmp_path / f"{name}.sws", settings) for name in ("whole", "again"))
     for callback, checkpoint in ((whole, None), (again, tmp_path / "epoch=2.ckpt")):
         saved = pl.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=3, save_top_k=-1, filename="{epoch}")
         trainer = make_trainer(callback, saved, max_epochs=6, enable_checkpointing=True)
@@ -181,7 +194,7 @@ class Failing(Module):
 def test_after_an_error_the_weights_are_the_unquantized_ones(tmp_path: Path) -> None:
     module = Failing()
     with pytest.raises(RuntimeError, match="the data are gone"):
-        make_trainer(SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.0))).fit(module, loader())
+        make_trainer(make_callback(tmp_path / "model.sws", config(hard_from=0.0))).fit(module, loader())
     assert len(module.net.first.weight.unique()) > 100
     assert not (tmp_path / "model.sws").exists()
 
@@ -190,14 +203,14 @@ def test_frozen_layers_do_not_change(tmp_path: Path) -> None:
     module = Module()
     module.net.first.requires_grad_(False)
     before = module.net.first.weight.clone()
-    make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_epochs=2).fit(module, loader())
+    make_trainer(make_callback(tmp_path / "model.sws", config()), max_epochs=2).fit(module, loader())
     assert torch.equal(ss.load(tmp_path / "model.sws")["net.first.weight"], before)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_other_precisions(precision: str, tmp_path: Path) -> None:
     module = Module()
-    make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), precision=precision).fit(module, loader())
+    make_trainer(make_callback(tmp_path / "model.sws", config()), precision=precision).fit(module, loader())
     assert error(module.net.float()) < 10
 
 
@@ -209,13 +222,16 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
 def test_data_without_a_length_need_n_examples(tmp_path: Path) -> None:
     stream = DataLoader(Endless(), batch_size=BATCH)
     with pytest.raises(ConfigError, match=r"n_examples: .* give the number to the callback"):
-        make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), max_steps=32).fit(Module(), stream)
-    make_trainer(SoftShareCallback(tmp_path / "model.sws", config(), N), max_steps=32).fit(Module(), stream)
+        make_trainer(make_callback(tmp_path / "model.sws", config()), max_steps=32).fit(Module(), stream)
+    make_trainer(make_callback(tmp_path / "model.sws", config(), N), max_steps=32).fit(Module(), stream)
     assert ss.inspect(tmp_path / "model.sws").file_bytes
 
 
 def test_steps_of_an_epoch_are_counted_if_data_have_no_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeroing needs the size of a batch, and so the steps of an epoch, not of the run. The last epoch is cut short."""
+    """Zeroing needs the size of a batch, and so the steps of an epoch, not of the run. The last epoch is cut short.
+
+    In the first epoch the steps so far count. A batch that is taken for larger than it is saves weights from zeroing.
+    """
     sizes, estimate = [], Curvature.estimate
 
     def noted(curvature: Curvature, batch_size: float) -> list[Tensor]:
@@ -223,9 +239,9 @@ def test_steps_of_an_epoch_are_counted_if_data_have_no_length(tmp_path: Path, mo
         return estimate(curvature, batch_size)
 
     monkeypatch.setattr(Curvature, "estimate", noted)
-    callback = SoftShareCallback(tmp_path / "model.sws", config(zeroing=0.3, hard_from=0.0), N)
+    callback = make_callback(tmp_path / "model.sws", config(zeroing=0.3, hard_from=0.0), N)
     make_trainer(callback, max_steps=5 * N // BATCH // 2).fit(Module(), DataLoader(Endless(), batch_size=BATCH))
-    assert sizes == [BATCH] * 3
+    assert sizes == [N / 4, N / 8, N / 12, *[BATCH] * 7]
 
 
 class Manual(Module):
@@ -275,11 +291,11 @@ def test_unsupported_options_are_refused_before_any_step(
     module: type[Module], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_trainer(SoftShareCallback(tmp_path / "model.sws", config()), **options).fit(module(), loader())
+        make_trainer(make_callback(tmp_path / "model.sws", config()), **options).fit(module(), loader())
 
 
 def test_weights_that_became_nan_are_not_written(tmp_path: Path) -> None:
-    callback = SoftShareCallback(tmp_path / "model.sws", config())
+    callback = make_callback(tmp_path / "model.sws", config())
     with pytest.raises(ModelError, match=r"net\.first\.weight: .*192 of 192 .*NaN"):
         make_trainer(callback, max_steps=1).fit(Broken(), loader())
     assert not (tmp_path / "model.sws").exists()
@@ -315,15 +331,72 @@ def test_lightning_under_its_other_name(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*Checkpoint directory.*exists and is not empty")
 def test_a_run_can_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
     """It may be saved after training has ended. It holds the unquantized weights and the mixture."""
-    callback = SoftShareCallback(tmp_path / "model.sws", config(hard_from=0.5))
+    callback = make_callback(tmp_path / "model.sws", config(hard_from=0.5))
     saved = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_epochs=5, save_top_k=0)
     module = Module()
     make_trainer(callback, saved, max_epochs=2, enable_checkpointing=True).fit(module, loader())
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert len(checkpoint["state_dict"]["net.first.weight"].unique()) > 100
     assert len(module.net.first.weight.unique()) <= 5
-    again = SoftShareCallback(tmp_path / "again.sws", config(hard_from=0.5))
+    again = make_callback(tmp_path / "again.sws", config(hard_from=0.5))
     trainer = make_trainer(again, saved, max_epochs=3, enable_checkpointing=True)
     trainer.fit(Module(), loader(), ckpt_path=tmp_path / "last.ckpt")
     assert trainer.global_step == 3 * N // BATCH
     assert again.compressed
+
+
+class Digits(pl.LightningModule):  # type: ignore[misc]
+    """A network with batch norm for 1,200 small images of digits, trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+        then = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2))
+        self.net = nn.Sequential(first, then, nn.Flatten(), nn.Linear(32, 10))
+        (self.train_data, self.others) = (
+            TensorDataset(nn.functional.avg_pool2d(part.images[:n], 4), part.labels[:n])
+            for part, n in zip(load_mnist(), (1200, 2000), strict=False)
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 2e-3)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train_data, batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.others, batch_size=1000)
+
+    @torch.no_grad()
+    def error(self) -> float:
+        x, labels = self.others.tensors
+        return 100 * float((self.net.eval()(x).argmax(1) != labels).float().mean())
+
+
+def test_digits_end_as_they_began_or_the_callback_warns(tmp_path: Path) -> None:
+    trained = Digits()
+    make_trainer(max_epochs=15).fit(trained)
+    before = trained.error()
+    for gentleness, is_kept in ((None, True), (0.0, False)):
+        module = Digits()
+        module.load_state_dict(trained.state_dict())
+        callback = SoftShareCallback(tmp_path / "model.sws", gentleness=gentleness)
+        trainer = make_trainer(callback, max_epochs=4)
+        trainer.validate(module, verbose=False)
+        with pytest.warns(UserWarning, match="the run has 152 steps") as caught:
+            trainer.fit(module)
+        worse = [w for w in caught if "seems worse than before: validation loss" in str(w.message)]
+        assert callback.compressed
+        assert any(text.startswith("validation loss") for text in callback.compressed.messages)
+        assert (not worse) == is_kept
+        assert (module.error() < before + 1.5) == is_kept
+        assert (tmp_path / "model.sws").stat().st_size < 4 * sum(p.numel() for p in module.parameters()) / 3

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import softshare as ss
 from softshare.errors import ConfigError
-from softshare.integrations.session import Sharing, checked
-from trained import BATCH, RATE, N, batches, config, make_net, make_task
+from softshare.integrations.session import Sharing, checked, gentleness_for
+from softshare.integrations.watch import Losses
+from softshare.train.zeroing import Zeroing
+from trained import BATCH, RATE, N, batches, config, make_net, make_task, prior_gradients
 
 EPOCHS, STEPS = 2, N // BATCH
-SETTINGS = config(epochs=EPOCHS, zeroing=30.0, hard_from=0.5)
+SETTINGS = config(zero_mixing=0.9, hard_from=0.5, scaling="paper").override(steps=EPOCHS * STEPS)
+pytestmark = pytest.mark.filterwarnings("ignore:the run has .* steps")
 
 
-def start(model: torch.nn.Module, steps: range = range(EPOCHS * STEPS)) -> tuple[Sharing, torch.optim.Optimizer]:
+def start(
+    model: nn.Module,
+    steps: range = range(EPOCHS * STEPS),
+    settings: ss.CompressConfig = SETTINGS,
+    state: dict[str, Any] | None = None,
+    gentleness: float | None = 0.0,
+) -> tuple[Sharing, torch.optim.Optimizer]:
     optimizer = torch.optim.Adam(model.parameters(), RATE)
-    return Sharing(model, SETTINGS, steps, optimizer, batches(), 1, N), optimizer
+    return Sharing(model, settings, steps, optimizer, batches(), 1, N, gentleness, state), optimizer
 
 
 def train_(model: torch.nn.Module, sharing: Sharing, optimizer: torch.optim.Optimizer, epochs: range) -> None:
@@ -29,8 +41,8 @@ def train_(model: torch.nn.Module, sharing: Sharing, optimizer: torch.optim.Opti
             model(*batch)["loss"].backward()
             sharing.step_(step)
             optimizer.step()
-        assert sharing.is_at_an_end
-        sharing.end_epoch_((epoch + 1) * STEPS)
+            sharing.end_step_(step + 1)
+        sharing.end_epoch_()
 
 
 def test_a_loop_ends_as_the_route_does_and_leaves_what_the_file_decodes_to(tmp_path: Path) -> None:
@@ -38,7 +50,8 @@ def test_a_loop_ends_as_the_route_does_and_leaves_what_the_file_decodes_to(tmp_p
     sharing, optimizer = start(model)
     train_(model, sharing, optimizer, range(EPOCHS))
     compressed = sharing.finish_(file)
-    for name, wanted in ss.compress(make_task(), SETTINGS).retrained.items():
+    assert 0 < sum(t.n_nonzero for t in compressed.quantized.shared) < 200
+    for name, wanted in ss.compress(make_task(), SETTINGS, target=None).retrained.items():
         torch.testing.assert_close(compressed.retrained[name], wanted, atol=1e-3, rtol=1e-3)
     assert file.read_bytes() == compressed.to_bytes()
     decoded = ss.load(file)
@@ -56,8 +69,7 @@ def test_a_resumed_loop_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
 
     model, state = make_net(), torch.load(path, weights_only=True)
     model.load_state_dict(weights)
-    sharing, optimizer = start(model, range(STEPS, EPOCHS * STEPS))
-    sharing.load_state_dict(state["sharing"])
+    sharing, optimizer = start(model, range(STEPS, EPOCHS * STEPS), state=state["sharing"])
     optimizer.load_state_dict(state["adam"])
     train_(model, sharing, optimizer, range(1, EPOCHS))
     assert all(torch.equal(t, whole.state_dict()[name]) for name, t in model.state_dict().items())
@@ -87,3 +99,136 @@ def test_what_a_callback_cannot_do_is_refused(tmp_path: Path) -> None:
         Sharing(model, SETTINGS, steps, head, iter(batches()), 1, None)
     with pytest.raises(ConfigError, match=r"first\.weight, first\.bias: the optimizer does not train these"):
         Sharing(model, SETTINGS, steps, head, batches(), 1, N)
+
+
+def test_tau_counts_against_the_examples_of_the_recipe_whatever_the_data() -> None:
+    model = make_net()
+    sharing, optimizer = start(model, settings=config(tau=0.5, tau_warmup=0.0, hard_from=1.0))
+    expected = [N / 60_000 * g for g in prior_gradients(sharing.prior, tau=0.5)]
+    optimizer.zero_grad()
+    for w in sharing.prior.view.tensors:
+        w.grad = torch.zeros_like(w)
+    sharing.step_(0)
+    for w, wanted in zip(sharing.prior.view.tensors, expected, strict=True):
+        assert w.grad is not None
+        torch.testing.assert_close(w.grad.double(), wanted, atol=1e-7, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("n_steps", "looks"), [(16, 10), (3000, 15), (30_000, 30)])
+def test_looks_are_spread_over_the_run_whatever_an_epoch_is(
+    n_steps: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(Zeroing, "zero_", lambda self, prior, curvatures, price, progress: seen.append(progress))
+    sharing, _ = start(make_net(), range(n_steps), config(hard_from=0.0))
+    for step in range(n_steps):
+        sharing._is_stepping = True
+        sharing.end_step_(step + 1)
+        sharing.end_step_(step + 1)  # of a batch that ends no step
+        sharing._steps_since_end = 1
+    assert len(seen) == looks
+    assert seen[-1] == 1
+
+
+def test_a_short_run_is_gentle_and_says_so() -> None:
+    settings = ss.CompressConfig()
+    assert [gentleness_for(n, settings) for n in (20_000, 6000, 3000, 1500, 100, 0)] == [0, 1, 2, 3, 5, 5]
+    assert gentleness_for(100, ss.CompressConfig.paper()) == 0
+    with pytest.warns(UserWarning, match="the run has 100 steps, and the settings are made for 6000: .* larger file"):
+        sharing, _ = start(make_net(), range(100), settings, gentleness=None)
+    assert sharing.config.prior.components > settings.prior.components
+    assert sharing.config.retrain.tau < settings.retrain.tau
+    with pytest.warns(UserWarning, match="the run has 100 steps, .*: expect a loss"):
+        assert start(make_net(), range(100), settings)[0].config == settings
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_as_long_as_the_recipe_says_nothing() -> None:
+    sharing, _ = start(make_net(), range(6000), ss.CompressConfig(), gentleness=None)
+    assert sharing.gentleness == 1
+
+
+def test_a_higher_loss_is_reported(tmp_path: Path) -> None:
+    for last, validated in ((0.9, False), (0.1, False), (0.9, True)):
+        sharing, _ = start(make_net())
+        for step in range(EPOCHS * STEPS):
+            sharing.note_(sharing.training, 0.1 if step < EPOCHS * STEPS // 2 else last, step)
+        if validated:  # it decides
+            sharing.validation.note_(0.2, 0.0, quantized=False)
+            sharing.validation.note_(0.21, 1.0, quantized=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            messages = sharing.finish_(tmp_path / "model.sws").messages
+        said = [str(w.message) for w in caught]
+        assert [f"training loss 0.1 at the start, {last} at the end" in text for text in said] == (
+            [True] if last == 0.9 and not validated else []
+        )
+        assert f"training loss 0.1 at the start, {last} at the end" in messages
+        assert ("validation loss 0.2 at the start, 0.21 at the end" in messages) == validated
+        assert any("the run has 32 steps" in text for text in messages)
+
+
+def test_a_dead_layer_is_reported(tmp_path: Path) -> None:
+    model = make_net()
+    sharing, _ = start(model)
+    nn.init.zeros_(model.last.weight)
+    with pytest.warns(UserWarning, match=r"seems worse than before: last\.weight: all of its weights are 0"):
+        compressed = sharing.finish_(tmp_path / "model.sws")
+    assert any("last.weight: all of its weights are 0" in text for text in compressed.messages)
+
+
+def test_losses_before_the_prior_has_an_effect_and_at_the_end_are_compared() -> None:
+    losses = Losses("training")
+    assert not losses.are_known
+    for step in range(100):
+        losses.note_(torch.tensor(float(step)), step / 100, quantized=step >= 20)
+    assert str(losses) == "training loss 2 at the start, 97 at the end"
+    again = Losses("training")
+    again.load_state_dict(losses.state_dict())
+    assert str(again) == str(losses)
+    assert again.rose
+    once = Losses("validation")
+    once.note_(1.0, 0.0, quantized=False)  # nothing is known of the network at the end
+    assert not once.are_known
+    never = Losses("validation")
+    never.note_(1.0, 0.5, quantized=True)  # nothing is known of the network before
+    assert not never.are_known
+    assert not never.rose
+    nan = Losses("training")
+    nan.note_(1.0, 0.0, quantized=False)
+    nan.note_(float("nan"), 1.0, quantized=True)
+    assert nan.rose
+
+
+class Unbatched(nn.Module):
+    """Its images have no batch dimension, so the flattened image is not one of whole channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(x).relu().flatten(1))
+        return outputs
+
+
+def test_units_stay_where_they_are_if_the_outputs_would_change(tmp_path: Path) -> None:
+    for image, stays in ((torch.randn(2, 1, 2, 2), False), (torch.randn(1, 4, 4), True)):
+        torch.manual_seed(0)
+        model = Unbatched()
+        sharing, _ = start(model, gentleness=4.0)
+        model(image)
+        compressed = sharing.finish_(tmp_path / "model.sws")
+        assert any("with its units in another order" in text for text in compressed.messages) == stays
+        assert not (stays and compressed.moved)
+        assert not model._forward_pre_hooks
+
+
+def test_a_dropped_tensor_is_not_in_the_file(tmp_path: Path) -> None:
+    model = make_net()
+    model.first.requires_grad_(False)
+    before = model.first.weight.clone()
+    sharing, _ = start(model, settings=SETTINGS.override(rules=(ss.Rule("first.*", drop=True),)))
+    sharing.finish_(tmp_path / "model.sws")
+    assert "first.weight" not in ss.load(tmp_path / "model.sws")
+    assert torch.equal(model.first.weight, before)

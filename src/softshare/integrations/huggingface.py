@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,24 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
     """Trains the model under the prior, writes `path` at the end, and loads the file back into the model.
 
     `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
-    For a language model, whose loss is a mean over tokens, give the number of tokens. In the hard phase, evaluation
-    uses the quantized network. After `train`, `compressed` holds what was written.
+    For a language model, whose loss is a mean over tokens, give the number of tokens. `gentleness` says how much
+    gentler than `config` the run is (default: by its number of steps; 0: as `config` says). In the hard phase,
+    evaluation uses the quantized network. After `train`, `compressed` holds what was written, and its `messages` say
+    what became of the loss.
     """
 
     compressed: Compressed | None = None
 
     def __init__(
-        self, path: str | os.PathLike[str], config: CompressConfig | None = None, n_examples: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        config: CompressConfig | None = None,
+        n_examples: int | None = None,
+        gentleness: float | None = None,
     ) -> None:
         self.path, self.config, self.n_examples = path, checked(config, path), n_examples
+        self.gentleness = gentleness
+        self._evaluated: float | None = None  # the loss of an evaluation before training
         self._sharing: Sharing | None = None
         self._hooks: list[Any] = []
 
@@ -71,11 +80,14 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
             train_dataloader,
             args.gradient_accumulation_steps,
             self.n_examples,
+            self.gentleness,
+            _loaded(Path(args.resume_from_checkpoint or _checkpoint(args, state)) / STATE)
+            if state.global_step
+            else None,
         )
-        if state.global_step:
-            _load_(sharing, Path(args.resume_from_checkpoint or _checkpoint(args, state)) / STATE)
-            if sharing.is_at_an_end:  # a checkpoint of an epoch's last step is saved before the epoch ends
-                sharing.end_epoch_(state.global_step)
+        if self._evaluated is not None and not state.global_step:
+            sharing.validation.note_(self._evaluated, 0.0, quantized=False)
+        self._evaluated = None
 
         def before(module: nn.Module, inputs: Any) -> None:
             if not module.training:  # evaluation: no callback is told that it starts
@@ -84,6 +96,8 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if not module.training:
                 sharing.restore_()
+            elif isinstance(outputs, Mapping) and outputs.get("loss") is not None:
+                sharing.note_(sharing.training, outputs["loss"], state.global_step)
 
         self._hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)]
 
@@ -99,11 +113,29 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
         if self._sharing:
             self._sharing.step_(state.global_step)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        if self._sharing:
+            self._sharing.end_step_(state.global_step)
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         if self._sharing:
-            self._sharing.end_epoch_(state.global_step)
+            self._sharing.end_epoch_()
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float],
+        **others: Any,
+    ) -> None:
+        loss = metrics.get("eval_loss")
+        if loss is not None and self._sharing:
+            self._sharing.note_(self._sharing.validation, loss, state.global_step - 1)
+        elif loss is not None:
+            self._evaluated = loss
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if self._sharing:
@@ -121,24 +153,24 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
     def _let_go_(self) -> Sharing | None:
         sharing, self._sharing = self._sharing, None
         if sharing:
-            sharing.restore_()
+            sharing.close_()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         return sharing
 
 
-def _load_(sharing: Sharing, file: Path) -> None:
+def _loaded(file: Path) -> dict[str, Any] | None:
     if file.exists():
-        data = io.BytesIO(read_bytes(file))
-        sharing.load_state_dict(torch.load(data, map_location="cpu", weights_only=True))
-    else:
-        warnings.warn(
-            f"there is no {file}: the mixture starts again from the checkpoint's weights, and tau warms up over the "
-            "remaining steps. If the checkpoint is in another folder, also give that folder as "
-            "TrainingArguments(resume_from_checkpoint=...), because the Trainer does not pass it to callbacks",
-            stacklevel=2,
-        )
+        state: dict[str, Any] = torch.load(io.BytesIO(read_bytes(file)), map_location="cpu", weights_only=True)
+        return state
+    warnings.warn(
+        f"there is no {file}: the mixture starts again from the checkpoint's weights, and tau warms up over the "
+        "remaining steps. If the checkpoint is in another folder, also give that folder as "
+        "TrainingArguments(resume_from_checkpoint=...), because the Trainer does not pass it to callbacks",
+        stacklevel=2,
+    )
+    return None
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -34,15 +35,23 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
     """Trains the module under the prior, writes `path` at the end, and loads the file back into the module.
 
     `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
-    In the hard phase, validation uses the quantized network. After `fit`, `compressed` holds what was written.
+    `gentleness` says how much gentler than `config` the run is (default: by its number of steps; 0: as `config` says).
+    In the hard phase, validation uses the quantized network. After `fit`, `compressed` holds what was written, and its
+    `messages` say what became of the loss.
     """
 
     compressed: Compressed | None = None
 
     def __init__(
-        self, path: str | os.PathLike[str], config: CompressConfig | None = None, n_examples: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        config: CompressConfig | None = None,
+        n_examples: int | None = None,
+        gentleness: float | None = None,
     ) -> None:
         self.path, self.config, self.n_examples = path, checked(config, path), n_examples
+        self.gentleness = gentleness
+        self._validated: Any = None  # the loss of a validation before training
         self._sharing: Sharing | None = None
         self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training starts
 
@@ -61,10 +70,12 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
             trainer.train_dataloader,
             trainer.accumulate_grad_batches,
             self.n_examples,
+            self.gentleness,
+            self._loaded,
         )
-        if self._loaded:
-            self._sharing.load_state_dict(self._loaded)
-            self._loaded = None
+        if self._validated is not None and not self._loaded:
+            self._sharing.validation.note_(self._validated, 0.0, quantized=False)
+        self._loaded = self._validated = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._sharing:
@@ -84,17 +95,30 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
         if self._sharing:
             self._sharing.quantize_(trainer.global_step - 1)  # as in the last step
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._sharing:
+            if isinstance(outputs, Mapping) and "loss" in outputs:
+                self._sharing.note_(self._sharing.training, outputs["loss"], trainer.global_step - 1)
+            self._sharing.end_step_(trainer.global_step)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loss = trainer.callback_metrics.get("val_loss")
         if self._sharing:
             self._sharing.restore_()
+            if loss is not None:
+                self._sharing.note_(self._sharing.validation, loss, trainer.global_step - 1)
+        elif loss is not None and not trainer.sanity_checking:
+            self._validated = loss
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._sharing:
-            self._sharing.end_epoch_(trainer.global_step)
+            self._sharing.end_epoch_()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._sharing:
-            self._sharing.restore_()
+            self._sharing.close_()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._sharing:  # not in on_train_end: other callbacks may then still save a checkpoint to resume from

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,16 +13,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from softshare.codec import check, load_into_
-from softshare.compressed import Compressed, quantize_prior, simplified
-from softshare.config import CompressConfig
+from softshare.compressed import Compressed, dead_layers, quantize_prior, simplified
+from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError
+from softshare.integrations.watch import Losses
 from softshare.prior.prior import MixturePrior
+from softshare.simplify.trial import Call, broken_by_outputs
+from softshare.target.search import gentler
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
 from softshare.train.supply import length_of
 from softshare.train.zeroing import Zeroing, bit_price
+
+SHORT = 0.5  # of the recipe's steps: a shorter run gets a warning
+MOST_GENTLE = 5.0
 
 
 def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> CompressConfig:
@@ -36,11 +45,23 @@ def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> Comp
     return config
 
 
+def gentleness_for(n_steps: int, config: CompressConfig) -> float:
+    """How much gentler than `config` a run of this length is made, for `softshare.target.search.gentler`.
+
+    A network that is quantized all at once needs time to recover, and a callback has one run, not a search: it is 1
+    gentler at the recipe's length, and 1 more each time the run is half as long.
+    """
+    if config.retrain.hard_from == 1:
+        return 0.0
+    return min(MOST_GENTLE, max(0.0, 1 + math.log2(RetrainConfig.steps / max(1, n_steps))))
+
+
 class Sharing:
     """A training run under the prior. Another library owns the loop, the loss and the network's optimizer.
 
     Steps are those of that optimizer, counted from 0. The mixture has its own Adam, with the learning rates of
     `config.prior`. Only tau, its warm-up, the schedule, the hard phase and zeroing of `config.retrain` have an effect.
+    With the `state_dict` of an earlier run, the run continues.
     """
 
     def __init__(
@@ -50,11 +71,23 @@ class Sharing:
         steps: range,  # of the run
         optimizer: torch.optim.Optimizer,  # of the network
         batches: Iterable[Any],  # of one epoch
-        accumulated: int,  # batches in a step
-        n_examples: int | None,  # in an epoch; None: the length of the batches' dataset
+        accumulated: int = 1,  # batches in a step
+        n_examples: int | None = None,  # in an epoch; None: the length of the batches' dataset
+        gentleness: float | None = None,  # None: by the number of steps
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.config, self.steps = model, config, steps
+        self.steps = range(state["start"], steps.stop) if state else steps
+        if state:
+            gentleness = state["gentleness"]
+        elif gentleness is None:
+            gentleness = gentleness_for(len(self.steps), config)
+        self.model, self.gentleness = model, gentleness
+        self.config = config = gentler(config, gentleness) if gentleness else config
         self.n_examples = _examples_in(batches) if n_examples is None else n_examples
+        self._counted = config.retrain.counted(self.n_examples)
+        length = max(1, len(self.steps))
+        looks = dataclasses.replace(config.retrain, steps=length, epochs=None).looks
+        self._look_after = {self.steps.start + length * look // looks for look in range(1, looks + 1)}
         n_batches = length_of(batches)
         self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: it will be counted
         self._most_steps = self._steps_since_end = 0  # in the longest epoch so far, and since the last epoch ended
@@ -67,6 +100,21 @@ class Sharing:
         self._curvature = Curvature(self.prior) if wanted else None
         self._assigned: list[Tensor] = []
         self._quantized = ExitStack()
+        self._is_stepping = False  # the network's optimizer has not made its step yet
+        self.training, self.validation = Losses("training"), Losses("validation")
+        self._call: Call | None = None
+        self._hook = model.register_forward_pre_hook(self._keep_call, with_kwargs=True)
+        self._short = _short(len(self.steps), gentleness)
+        if state:
+            self._load(state)
+        elif self._short:
+            warnings.warn(self._short, stacklevel=2)
+
+    def _keep_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Keep the first batch, on which the outputs of the network are compared at the end."""
+        if module.training:
+            self._call = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            self._hook.remove()
 
     def _progress(self, step: int) -> float:
         return min(1.0, (step - self.steps.start) / max(1, len(self.steps)))
@@ -95,59 +143,112 @@ class Sharing:
             add_mean_gradients_(self.prior, self._assigned)
             if self._curvature:
                 self._curvature.note_()
-        self.prior.add_gradients_(self.config.retrain.tau_at(self._progress(step)), self.n_examples)
+        self.prior.add_gradients_(self.config.retrain.tau_at(self._progress(step)), self._counted)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.config.retrain.decay_at(self._progress(step))
         self._optimizer.step()
         self._steps_since_end += 1
+        self._is_stepping = True
 
-    @property
-    def is_at_an_end(self) -> bool:
-        """Whether all steps of an epoch are done and `end_epoch_` was not called yet."""
-        return self._steps_since_end == self._steps_per_epoch
+    def end_step_(self, steps_done: int) -> None:
+        """After a step of the network's optimizer. As in the route, some steps end with a look at the weights.
 
-    def end_epoch_(self, steps_done: int) -> None:
-        """End an epoch as the route does: weights that are not worth their bits become 0."""
+        Those that are not worth their bits become 0. Looks are spread evenly over the run, whatever an epoch is.
+        """
+        if not self._is_stepping:  # a batch that does not end a step
+            return
+        self._is_stepping = False
         self.restore_()
         last = steps_done - 1
-        self._most_steps, self._steps_since_end = max(self._most_steps, self._steps_since_end), 0
+        if steps_done not in self._look_after:
+            return
         if self._curvature and last in self.steps and self._is_hard(last):
-            curvatures = self._curvature.estimate(self.n_examples / (self._steps_per_epoch or self._most_steps))
-            price = bit_price(self.config.retrain.tau_at(self._progress(last)), self.n_examples)
+            per_epoch = self._steps_per_epoch or max(self._most_steps, self._steps_since_end)
+            price = bit_price(self.config.retrain.tau_at(self._progress(last)), self._counted)
+            curvatures = self._curvature.estimate(self.n_examples / per_epoch)
             Zeroing(self.config.retrain.zeroing).zero_(self.prior, curvatures, price, self._progress(steps_done))
         self.prior.choose_method()
+
+    def end_epoch_(self) -> None:
+        """After the last step of an epoch: its steps are counted, for data without a length."""
+        self._most_steps, self._steps_since_end = max(self._most_steps, self._steps_since_end), 0
+
+    def note_(self, losses: Losses, loss: Tensor | float, step: int) -> None:
+        """Take in a loss of the network as it is in this step."""
+        losses.note_(loss, self._progress(step), self._is_hard(step))
 
     def compressed(self) -> Compressed:
         return quantize_prior(self.prior, self.config.merge, hard=self.config.retrain.hard_from < 1)
 
     def finish_(self, path: str | os.PathLike[str]) -> Compressed:
         """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
-        self.restore_()
-        self.prior.to(self.prior.view.tensors[0].device)  # Lightning has moved the network off the GPU
+        self.close_()
+        device = self.prior.view.tensors[0].device
+        self.prior.to(device)  # Lightning has moved the network off the GPU
         self.prior.current_view().check()  # after a NaN loss there are no weights to write
-        compressed = simplified(self.model, self.compressed(), self.config)
+        compressed = self.compressed()
+        calls: list[Call] = [] if self._call is None else [tree_map(lambda leaf: _to(leaf, device), self._call)]
+        symmetries = self.config.simplify.symmetries
+        broken = broken_by_outputs(self.model, calls, compressed.quantized) if symmetries else None
+        compressed = simplified(self.model, compressed, self.config, broken)
         compressed.save(path)
-        load_into_(self.model, path)
-        return compressed
+        load_into_(self.model, path, strict=not compressed.quantized.dropped)
+        return self._judged(compressed)
+
+    def _judged(self, compressed: Compressed) -> Compressed:
+        """With what is known about the quality of the network. Warns if it seems worse than before."""
+        known = [losses for losses in (self.validation, self.training) if losses.are_known]
+        problems = [*(str(losses) for losses in known[:1] if losses.rose), *dead_layers(compressed)]
+        if problems:
+            text = "the compressed network seems worse than before: " + "; ".join(problems)
+            advice = "Evaluate it. To lose less, train longer, give the callback a larger gentleness"
+            warnings.warn(f"{text}. {advice}, or use softshare.compress", stacklevel=3)
+        said = [self._short, *map(str, known), *dead_layers(compressed), *compressed.messages]
+        return dataclasses.replace(compressed, messages=tuple(filter(None, said)))
+
+    def close_(self) -> None:
+        """Leave the network with its unquantized weights and without hooks."""
+        self.restore_()
+        self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the network, in tensors and plain values."""
         return {
             "start": self.steps.start,
+            "gentleness": self.gentleness,
             "most_steps": self._most_steps,
             "steps_since_end": self._steps_since_end,
             "prior": self.prior.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "curvature": self._curvature.state_dict() if self._curvature else None,
+            "training": self.training.state_dict(),
+            "validation": self.validation.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = range(state["start"], self.steps.stop)
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._most_steps, self._steps_since_end = state["most_steps"], state["steps_since_end"]
         self.prior.load_state_dict(state["prior"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._curvature and state["curvature"]:  # the checkpoint may come from a run without zeroing
             self._curvature.load_state_dict(state["curvature"])
+        self.training.load_state_dict(state["training"])
+        self.validation.load_state_dict(state["validation"])
+
+
+def _to(leaf: Any, device: torch.device) -> Any:
+    return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+
+def _short(n_steps: int, gentleness: float) -> str:
+    """A sentence about a run that is shorter than the recipe; empty for one that is long enough."""
+    wanted = RetrainConfig.steps
+    if n_steps >= SHORT * wanted:
+        return ""
+    fate = "they are made gentler, so expect a larger file" if gentleness else "expect a loss"
+    return (
+        f"the run has {n_steps} steps, and the settings are made for {wanted}: {fate}; train longer, or use "
+        "softshare.compress"
+    )
 
 
 def _examples_in(batches: Any) -> int:
