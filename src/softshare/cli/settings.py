@@ -37,7 +37,11 @@ def config(
 
     Save the output with `softshare config > my.toml` and change it. `softshare compress TASK --config my.toml` uses it.
     """
-    typer.echo(to_toml(preset_config(preset)), nl=False)
+    settings = preset_config(preset)
+    text = to_toml(settings)
+    if settings.retrain.epochs is not None:  # one of the two is the length, and a file may give only one
+        text = text.replace(f"\nsteps = {settings.retrain.steps}\n", f"\n# steps = {settings.retrain.steps}\n")
+    typer.echo(text, nl=False)
 
 
 def preset_config(name: str) -> CompressConfig:
@@ -62,7 +66,9 @@ class Settings:
     result: Result | None = None
 
     def applied(self, base: CompressConfig, overrides: dict[str, Any]) -> CompressConfig:
-        return (self.whole or base).override(**self.some).override(**overrides)  # steps may replace a file's epochs
+        lengths = {"steps", "epochs"}
+        some = {k: v for k, v in self.some.items() if k not in lengths or not lengths & overrides.keys()}
+        return (self.whole or base).override(**{**some, **overrides})
 
     @property
     def method(self) -> str:
@@ -102,7 +108,7 @@ def _from_result(path: Path) -> Settings:
 
 
 def recorded_target(result: Result) -> Target | None:
-    """The target of a recorded run."""
+    """The target of a recorded run. Older runs without one had none."""
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, WithinNoise
 
     match (result.outcome or {}).get("target"):
