@@ -66,7 +66,9 @@ class Settings:
     result: Result | None = None
 
     def applied(self, base: CompressConfig, overrides: dict[str, Any]) -> CompressConfig:
-        return (self.whole or base).override(**self.some).override(**overrides)  # steps may replace a file's epochs
+        lengths = {"steps", "epochs"}
+        some = {k: v for k, v in self.some.items() if k not in lengths or not lengths & overrides.keys()}
+        return (self.whole or base).override(**{**some, **overrides})
 
     @property
     def method(self) -> str:

@@ -89,7 +89,7 @@ def _parse_hyperprior(name: str, text: str, is_gamma: bool) -> Gamma | Beta | Di
 def to_toml(config: CompressConfig) -> str:
     """Every setting, with its help as a comment. `from_toml` reads it back to the same config.
 
-    Of steps and epochs, the one without effect is a comment too.
+    If the length of the run is in epochs, the steps are a comment too.
     """
     return "\n".join(_lines(config)) + "\n"
 
@@ -97,13 +97,13 @@ def to_toml(config: CompressConfig) -> str:
 def _lines(config: CompressConfig) -> Iterator[str]:
     yield from _comment("Settings for `softshare compress --config FILE`. You can leave out what you do not change.")
     yield f"version = {config.VERSION}"
-    unused = "steps" if config.retrain.epochs else "epochs"  # a file says the length of the run in one way
     for stage, kind in STAGES.items():
         yield from ("", *_comment(kind.__doc__.partition("\n\n")[0]), f"[{stage}]")
         for field in dataclasses.fields(kind):
             yield from _comment(field.metadata["help"] + _choices(field.name))
             line = f"{field.name} = {_toml(getattr(getattr(config, stage), field.name))}"
-            yield f"# {line}" if field.name == unused else line
+            replaced = field.name == "steps" and config.retrain.epochs  # a file gives one length
+            yield f"# {line}" if replaced else line
 
 
 def _comment(text: str) -> list[str]:
