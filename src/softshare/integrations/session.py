@@ -198,7 +198,9 @@ class Sharing:
     def _judged(self, compressed: Compressed) -> Compressed:
         """With what is known about the quality of the network. Warns if it seems worse than before."""
         known = [losses for losses in (self.validation, self.training) if losses.are_known]
-        problems = [*(str(losses) for losses in known[:1] if losses.rose), *dead_layers(compressed)]
+        tables = tuple(f"{name}.weight:" for name, m in self.model.named_modules() if isinstance(m, nn.Embedding))
+        dead = [text for text in dead_layers(compressed) if not text.startswith(tables)]  # what is added may be 0
+        problems = [*(str(losses) for losses in known[:1] if losses.rose), *dead]
         if problems:
             text = "the compressed network seems worse than before: " + "; ".join(problems)
             advice = "Evaluate it. To lose less, train longer, give the callback a larger gentleness"
