@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Compressed:
     config: EncodeConfig = field(default_factory=EncodeConfig)
     messages: tuple[str, ...] = field(default=(), repr=False)  # what simplifying and the target changed
     moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # units that the file has elsewhere
-    outcome: Outcome | None = None  # of the target; None without one
+    outcome: Outcome | None = None  # what became of the network and the target; None without a task
 
     def to_bytes(self) -> bytes:
         """The bytes of the file."""
@@ -62,7 +63,10 @@ def dead_layers(compressed: Compressed) -> list[str]:
     lines = []
     for name in dead:
         alive = [record.epoch for record in compressed.history if record.density.get(name)]
-        since = f" after epoch {alive[-1]}" if alive else ""
+        runs = sum(
+            math.isnan(record.task_loss) for record in compressed.history
+        )  # each starts with a record of its own
+        since = f" after epoch {alive[-1]}" if alive and runs == 1 else ""
         lines.append(
             f"{name}: all of its weights are 0{since}, so nothing passes through it; lower tau, zeroing or zero_mixing"
         )

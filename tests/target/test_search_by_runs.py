@@ -143,7 +143,7 @@ def threshold(at: float, above: float = 0.1) -> Callable[[float], list[tuple[flo
         (1.9, 9.9, [0, 2, 1, 1.5, 1.75]),  # by 2, if the loss is above 6 times what may be lost
         (-99, 0.1, [0, -1, -2, -3]),  # never harder than -3
         (99, 0.1, [0, 1, 2, 3, 4, 5]),  # 6 runs at most
-        (99, 9.9, [0, 2, 4, 6]),  # never gentler than 6.5
+        (99, 9.9, [0, 2, 4, 6, 8]),  # never gentler than 8
     ],
 )
 def test_which_runs_a_search_makes(at: float, above: float, runs: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ class RetrainConfig:
     )
     zeroing: float = option(
         1.0,
-        "After each epoch on quantized weights, set a weight to zero if it adds less to the loss (by curvature) than "
+        "After each epoch or look on quantized weights, set a weight to zero if it adds less to the loss (by curvature) than "
         "this times what tau charges for its bits. With 0 no weight is zeroed.",
         Range(0.01, 10.0, log=True),
     )

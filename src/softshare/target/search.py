@@ -143,22 +143,27 @@ class Search(Hook):
         if look < looks and (look == 0 or (look - 0.5) / looks < config.retrain.hard_from):
             return  # the network was not quantized; the last one counts in any case
         weights = sum(record.density[s.name] * s.tensor.numel() for s in prior.view.shared)
-        self._note(record.epoch, prior, weights * math.log2(config.prior.components + 1), record.validation_error)
-        self._bad = self._bad + 1 if self.first.lost(self.task, record.validation_error) > BROKEN else 0
+        bits = weights * math.log2(config.prior.components + 1)
+        above = self._note(record.epoch, prior, bits, record.validation_error)
         if look > SETTLED * looks:
-            self._above = min(self._above, max(0.0, self.task.metric.loss(self.limit, record.validation_error)))
+            self._above = min(self._above, above)
+        self._bad = self._bad + 1 if self.first.lost(self.task, record.validation_error) > BROKEN else 0
         if self._bad >= BROKEN_LOOKS and look < looks:
             raise StopPhaseError
 
-    def _note(self, look: int, prior: MixturePrior, bits: float, value: float) -> None:
-        """Keep the network if it is the best of its run so far. Whether it fits is decided by its file."""
+    def _note(self, look: int, prior: MixturePrior, bits: float, value: float) -> float:
+        """Keep the network if it is the best of its run so far. Whether it fits is decided by its file.
+
+        Returns by how much it is above the limit.
+        """
         above = max(0.0, self.task.metric.loss(self.limit, value))
         if self._best and (above, bits) > self._best.merit:
-            return
+            return above
         if above <= 0:
             above = max(0.0, self.task.metric.loss(self.limit, self.judge(prior)))
         if self._best is None or (above, bits) <= self._best.merit:
             self._best = Found((above, bits), look, prior, _on_cpu(self.task.model), _on_cpu(prior))
+        return above
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Any]:

@@ -51,8 +51,11 @@ class Supply:
 
     def _end_pass(self, n: int, epoch: int) -> None:
         if n == 0:
-            again = "" if epoch == 1 else f" in pass {epoch}. It must give its batches each time it is iterated"
-            raise ConfigError(f"Task.train: expected at least one batch, got none{again}")
+            when = "" if epoch == 1 else f" in pass {epoch}"
+            raise ConfigError(
+                f"Task.train: expected at least one batch, got none{when}. It must give its batches each time it is "
+                "iterated"
+            )
         self._per_pass = n
 
     def batch_size(self, n_examples: int) -> float:
