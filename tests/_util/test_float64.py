@@ -23,17 +23,17 @@ class OnMps(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == Tensor.device.__get__:
             return torch.device("mps")
         if func is Tensor.cpu:
             return args[0].as_subclass(Tensor)
         if func is Tensor.double:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def on_mps(tensor: Tensor) -> Tensor:
-    return tensor.as_subclass(OnMps)  # type: ignore[no-any-return]
+    return tensor.as_subclass(OnMps)
 
 
 def test_the_helper_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,12 @@ def test_merging_and_ranges_work_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shrinking_asks_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit without inputs is folded into the next biases, summed in float64."""
     asked: list[Tensor] = []
-    monkeypatch.setattr("softshare.simplify.shrink.in_float64", lambda t: (asked.append(t), t.double())[1])
+
+    def ask(tensor: Tensor) -> Tensor:
+        asked.append(tensor)
+        return tensor.double()
+
+    monkeypatch.setattr("softshare.simplify.shrink.in_float64", ask)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with torch.no_grad():
         model.get_parameter("0.weight")[1] = 0

@@ -83,7 +83,7 @@ def test_an_orthogonal_layer_is_shared(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(parametrizations.orthogonal(nn.Linear(32, 32)), nn.ReLU(), nn.Linear(32, 2))
     with torch.no_grad():
-        model[0].parametrizations.weight.original.normal_(0, 0.1)  # type: ignore[union-attr]
+        model[0].parametrizations.weight.original.normal_(0, 0.1)  # type: ignore[operator, union-attr]
     name = "0.parametrizations.weight.original"
     assert [s.name for s in WeightView.of(model).shared] == ["0.bias", name, "2.weight", "2.bias"]
     assert (name,) in WeightView.of(model).layers()

@@ -48,7 +48,7 @@ def test_a_state_with_a_prefix_fits() -> None:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    out: Any = torch.compile(model, backend="eager")
+    out: nn.Module = torch.compile(model, backend="eager")
     return out
 
 
