@@ -48,7 +48,8 @@ def test_a_state_with_a_prefix_fits() -> None:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    out: nn.Module = torch.compile(model, backend="eager")
+    out = torch.compile(model, backend="eager")
+    assert isinstance(out, nn.Module)
     return out
 
 

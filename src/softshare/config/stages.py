@@ -204,8 +204,8 @@ class RetrainConfig:
     )
     zeroing: float = option(
         1.0,
-        "After each epoch or look on quantized weights, set a weight to zero if it adds less to the loss (by curvature) "
-        "than this times what tau charges for its bits. With 0 no weight is zeroed.",
+        "After each epoch or look on quantized weights, zero a weight if it adds less to the loss (by curvature) than "
+        "this times what tau charges for its bits. With 0 no weight is zeroed.",
         Range(0.01, 10.0, log=True),
     )
     distill: float = option(
