@@ -54,7 +54,8 @@ def compress(
     if config.retrain.distill:  # here, so that a task without outputs is refused at once
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
-    prior = MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto")
+    relative = config.retrain.scaling == "auto" and not isinstance(target, MaxBytes)
+    prior = MixturePrior(task.model, config.prior, relative=relative)
     start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
     if isinstance(target, MaxBytes):
@@ -88,12 +89,15 @@ def _run(
 ) -> tuple[Compressed, Simplified]:
     """One run, as the settings say or steered to a size."""
     task, unit = _in_unit(task, config, first, first.noise)
-    steering = None
+    retrain, steering = dataclasses.replace(config.retrain, distill=0.0), None
     if target is not None:
-        steering = Steering(target.max_bytes, config.retrain, prior, files.size_of(prior))
+        # Steering is made for learning rates as they are set, not relative to the weights: the prior weighs the same.
+        share = task.n_examples / retrain.counted(task.n_examples)
+        retrain = dataclasses.replace(retrain, scaling="paper", tau=share * retrain.tau)
+        steering = Steering(target.max_bytes, retrain, prior, files.size_of(prior))
         hooks = [steering, *hooks]
-    with Phases(task, config.retrain.looks, hooks, unit) as phases:
-        phases.run(dataclasses.replace(config.retrain, distill=0.0), prior=prior, zeroing=steering)
+    with Phases(task, retrain.looks, hooks, unit) as phases:
+        phases.run(retrain, prior=prior, zeroing=steering)
     compressed = dataclasses.replace(quantize_prior(prior, config.merge, _is_hard(config)), history=phases.history)
     files.find_broken(compressed.quantized)
     if target is None:

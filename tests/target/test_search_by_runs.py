@@ -139,11 +139,11 @@ def threshold(at: float, above: float = 0.1) -> Callable[[float], list[tuple[flo
         (-0.1, 0.1, [0, -1, -0.5, -0.25]),  # harder after success, then halved
         (0.9, 0.1, [0, 1, 0.5, 0.75]),  # gentler after failure
         (0.1, 0.1, [0, 1, 0.5, 0.25]),
-        (1.9, 0.1, [0, 1, 2, 1.5, 1.75]),
+        (1.9, 0.1, [0, 1, 3, 2, 1.5, 1.75]),  # ever gentler
         (1.9, 9.9, [0, 2, 1, 1.5, 1.75]),  # by 2, if the loss is above 6 times what may be lost
-        (-99, 0.1, [0, -1, -2, -3]),  # never harder than -3
-        (99, 0.1, [0, 1, 2, 3, 4, 5]),  # 6 runs at most
-        (99, 9.9, [0, 2, 4, 6, 8]),  # never gentler than 8
+        (-99, 0.1, [0, -1, -3]),  # never harder than -3
+        (99, 0.1, [0, 1, 3, 7, 8]),
+        (99, 9.9, [0, 2, 6, 8]),  # never gentler than 8
     ],
 )
 def test_which_runs_a_search_makes(at: float, above: float, runs: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_the_file_decides_whether_a_network_fits(monkeypatch: pytest.MonkeyPatch
     """The records of all runs are within the limit, but the files of the first two are not."""
     played = Played(lambda by: settled(BEFORE), monkeypatch, judge=lambda prior: 3.0 if len(played.runs) < 3 else 1.0)
     found = played.found()
-    assert played.runs[:3] == pytest.approx([0, 1, 2])
+    assert played.runs[:3] == pytest.approx([0, 1, 3])
     assert all(f.look > 2 * CONFIG.retrain.looks for f in found)
 
 
@@ -230,7 +230,7 @@ def test_a_run_that_breaks_its_network_ends_early(monkeypatch: pytest.MonkeyPatc
 
     played = Played(records, monkeypatch)
     played.found()
-    assert played.runs[:3] == pytest.approx([0, 2, 4])
+    assert played.runs[:3] == pytest.approx([0, 2, 6])
     assert played.looks[:3] == [6 + BROKEN_LOOKS, 9 + BROKEN_LOOKS, 30]
 
 

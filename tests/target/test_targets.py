@@ -280,9 +280,7 @@ def test_a_target_in_bytes_is_met_even_if_training_never_steered(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [ss.WithinNoise(), ss.MaxError(3.0), ss.MaxBytes(1200)], ids=repr)
 def test_with_few_examples_the_defaults_do_not_make_the_network_collapse(target: ss.Target, tmp_path: Path) -> None:
-    """Without a target they do: the run is short."""
     task, config = separable_task(), CONFIG.override(epochs=8)
-    assert error_of(task, ss.compress(task, config, target=None), tmp_path) > 40
     compressed = ss.compress(task, config, target=target)
     assert compressed.outcome is not None
     assert compressed.outcome.met

@@ -477,7 +477,7 @@ def test_a_loss_that_is_not_one_number_is_refused(result: Callable[[Tensor], Any
 def test_no_training_data_is_refused() -> None:
     nothing: tuple[Iterable[Batch], ...] = ([], NoLength([]))
     for train in nothing:
-        with pytest.raises(ConfigError, match=r"Task\.train: expected at least one batch, got none$"):
+        with pytest.raises(ConfigError, match=r"Task\.train: expected at least one batch, got none\."):
             retrain_(make_task(net(), train), None, PLAIN)
 
 

@@ -81,7 +81,10 @@ def test_in_the_first_pass_of_unknown_length_progress_rises_and_stays_below_the_
 @pytest.mark.parametrize("config", [RetrainConfig(steps=10), RetrainConfig(epochs=2)], ids=["steps", "epochs"])
 @pytest.mark.parametrize(
     ("passes", "message"),
-    [(([],), "got none$"), ((LETTERS, []), r"got none in pass 2\. It must give its batches each time it is iterated")],
+    [
+        (([],), r"got none\."),
+        ((LETTERS, []), r"got none in pass 2\. It must give its batches each time it is iterated"),
+    ],
     ids=["first", "second"],
 )
 def test_an_empty_pass_is_refused(config: RetrainConfig, passes: tuple[list[str], ...], message: str) -> None:

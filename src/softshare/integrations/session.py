@@ -91,7 +91,7 @@ class Sharing:
         n_batches = length_of(batches)
         self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: it will be counted
         self._most_steps = self._steps_since_end = 0  # in the longest epoch so far, and since the last epoch ended
-        self.prior = MixturePrior(model, config.prior, relative=config.retrain.scaling == "auto")
+        self.prior = MixturePrior(model, config.prior)
         _check_trained(self.prior, optimizer)
         check(self.compressed().quantized, config.encode)  # if no file can hold the network, say so before training
         self._optimizer = torch.optim.Adam(self.prior.param_groups())

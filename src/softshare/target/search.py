@@ -2,9 +2,9 @@
 
 A network is judged where a run has settled: its errors on the way there, at high learning rates, say little. So the
 search never acts within a run. One number, the gentleness, decides how strongly a run makes the network smaller. The
-first run has the settings as they are. If its network is above the limit, the next run is gentler, else it is harder;
-then the gentleness is halved in between a run that fits and one that does not. Only a run that breaks its network ends
-early.
+first run has the settings as they are. If its network is above the limit, the next runs are ever gentler, else they are
+ever harder; then the gentleness is halved in between a run that fits and one that does not. Only a run that breaks its
+network ends early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from softshare.train.phases import Phases, StopPhaseError
 MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
 HARDEST, GENTLEST = -3.0, 8.0
-FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2, not by 1
+FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2 at least, not by 1
 BROKEN = 0.5  # share of what the network gains over zeros: with less than the rest of it, a network is broken
 BROKEN_LOOKS = 4  # in a row, after which a run with a broken network ends
 SETTLED = 0.8  # share of a run after which its network has settled
@@ -95,7 +95,7 @@ class Search(Hook):
         found: list[Found] = []
         diverged: DivergedError | None = None
         hard, gentle = -math.inf, math.inf  # of the gentlest run that does not fit, and of the hardest that does
-        by = 0.0
+        by, step = 0.0, 1.0
         for _ in range(MOST_RUNS):
             self.task.model.load_state_dict(before)
             config = gentler(self.config, by)
@@ -113,13 +113,15 @@ class Search(Hook):
                 found.append(self._best)
             if self._above > 0:
                 hard = by
-                by += 2 if self._above > FAR * self._allowed else 1
+                step = max(step, 2.0) if self._above > FAR * self._allowed else step
             else:
                 gentle = by
-                by -= 1
             if math.isfinite(gentle - hard):
                 by = (hard + gentle) / 2
-            if gentle - hard <= NEAR_ENOUGH or not HARDEST <= by <= GENTLEST:
+            else:
+                by = min(GENTLEST, by + step) if self._above > 0 else max(HARDEST, by - step)
+                step *= 2
+            if gentle - hard <= NEAR_ENOUGH or by in (hard, gentle):
                 break
         if not found and diverged:
             raise diverged
