@@ -239,7 +239,7 @@ def test_a_training_past_the_bound_ends_at_half_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_file_past_the_bound_is_kept_and_pruned(tmp_path: Path) -> None:
     """Without a hard phase the error is that of the network before quantizing, which the bound lets through."""
-    row = one_pruned(tmp_path, 30.0, hard_from=1.0, tau=0.0, width=0.3)
+    row = one_pruned(tmp_path, 30.0, hard_from=1.0, tau=0.0, width=0.3, scaling="paper")
     assert row.reason == f"validation error {row.validation_error:.2f}%, past the bound of 30.00%"
     assert row.file_bytes == (tmp_path / "trials" / "trial-0000" / "model.sws").stat().st_size
 
