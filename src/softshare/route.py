@@ -129,7 +129,13 @@ def _search(
             files.find_broken(compressed.quantized)
             worth = curvatures(task, prior, config.retrain)
             trimmed.append((found, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
-        found, compressed, simplified = min(trimmed, key=lambda t: files.size(t[2].quantized))
+
+        def merit(one: tuple[Found, Compressed, Simplified]) -> tuple[float, int]:
+            """Less is better: what it is above the limit, as simplifying may change an answer; then its bytes."""
+            quantized = one[-1].quantized
+            return max(0.0, task.metric.loss(limit, files.judge(quantized))), files.size(quantized)
+
+        found, compressed, simplified = min(trimmed, key=merit)
         phases.on_prior(search.restore_(found))
         phases.on_return(found.look)
     return dataclasses.replace(compressed, history=phases.history), simplified

@@ -37,11 +37,7 @@ def config(
 
     Save the output with `softshare config > my.toml` and change it. `softshare compress TASK --config my.toml` uses it.
     """
-    settings = preset_config(preset)
-    text = to_toml(settings)
-    if settings.retrain.epochs is not None:  # one of the two is the length, and a file may give only one
-        text = text.replace(f"\nsteps = {settings.retrain.steps}\n", f"\n# steps = {settings.retrain.steps}\n")
-    typer.echo(text, nl=False)
+    typer.echo(to_toml(preset_config(preset)), nl=False)
 
 
 def preset_config(name: str) -> CompressConfig:
