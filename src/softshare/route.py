@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from softshare.codec import check
 from softshare.compressed import Compressed, dead_layers, quantize_prior
@@ -13,11 +15,13 @@ from softshare.errors import ConfigError
 from softshare.network.weights import WeightView, kept_message
 from softshare.network.wrapped import copied, unwrapped
 from softshare.prior.prior import MixturePrior
+from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified
 from softshare.target.files import Files, check_size
 from softshare.target.limits import MaxBytes, Outcome, Target, WithinNoise, check_target, default_target, limit_of
-from softshare.target.search import Found, Search
-from softshare.target.steer import Steering
+from softshare.target.runs import Kept, Runs
+from softshare.target.search import Search
+from softshare.target.size_search import SizeSearch
 from softshare.target.worth import curvatures
 from softshare.task import Task
 from softshare.train.distill import distilled
@@ -26,7 +30,7 @@ from softshare.train.hooks import Hook
 from softshare.train.phases import Phases
 
 DEFAULT: Any = "default"  # the target of a call that names none
-OF_THE_NOISE = 0.5  # that is searched in: a network chosen among many by its evaluation is worse than that says
+OF_THE_NOISE = 0.25  # that is searched in: a network chosen among many by its evaluation is worse than that says
 MOST_TRIMMED = 3  # networks of a search
 
 
@@ -54,21 +58,22 @@ def compress(
     if config.retrain.distill:  # here, so that a task without outputs is refused at once
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
-    relative = config.retrain.scaling == "auto" and not isinstance(target, MaxBytes)
-    prior = MixturePrior(task.model, config.prior, relative=relative)
+    prior = MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto")
     start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
     if isinstance(target, MaxBytes):
         check_size(target, start, config)
     first, files = look(task, prior, config.seed), Files(task, config)
     limit = limit_of(target, task, first)
-    if target is None or isinstance(target, MaxBytes):
-        compressed, simplified = _run(task, config, hooks, first, files, prior, target)
-    elif isinstance(target, WithinNoise):
-        within = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
-        compressed, simplified = _search(task, config, hooks, first, files, within)
+    if target is None:
+        compressed, simplified = _run(task, config, hooks, first, files, prior)
+    elif isinstance(target, MaxBytes):
+        compressed, simplified = _best(task, config, hooks, first, files, target.max_bytes)
     else:
-        compressed, simplified = _search(task, config, hooks, first, files, limit)
+        aim = limit
+        if isinstance(target, WithinNoise):
+            aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
+        compressed, simplified = _smallest(task, config, hooks, first, files, aim)
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
@@ -85,28 +90,17 @@ def _run(
     first: FirstLook,
     files: Files,
     prior: MixturePrior,
-    target: MaxBytes | None,
 ) -> tuple[Compressed, Simplified]:
-    """One run, as the settings say or steered to a size."""
+    """One run, as the settings say."""
     task, unit = _in_unit(task, config, first, first.noise)
-    retrain, steering = dataclasses.replace(config.retrain, distill=0.0), None
-    if target is not None:
-        # Steering is made for learning rates as they are set, not relative to the weights: the prior weighs the same.
-        share = task.n_examples / retrain.counted(task.n_examples)
-        retrain = dataclasses.replace(retrain, scaling="paper", tau=share * retrain.tau)
-        steering = Steering(target.max_bytes, retrain, prior, files.size_of(prior))
-        hooks = [steering, *hooks]
-    with Phases(task, retrain.looks, hooks, unit) as phases:
-        phases.run(retrain, prior=prior, zeroing=steering)
-    compressed = dataclasses.replace(quantize_prior(prior, config.merge, _is_hard(config)), history=phases.history)
+    with Phases(task, config.retrain.looks, hooks, unit) as phases:
+        phases.run(dataclasses.replace(config.retrain, distill=0.0), prior=prior)
+    compressed = quantize_prior(prior, config.merge, _is_hard(config))
     files.find_broken(compressed.quantized)
-    if target is None:
-        return compressed, files.simplify(compressed.quantized)
-    worth = curvatures(task, prior, config.retrain)
-    return compressed, files.trim_to_bytes(compressed.quantized, worth, target.max_bytes)
+    return dataclasses.replace(compressed, history=phases.history), files.simplify(compressed.quantized)
 
 
-def _search(
+def _smallest(
     task: Task,
     config: CompressConfig,
     hooks: Sequence[Hook],
@@ -117,28 +111,76 @@ def _search(
     """Runs until the smallest file within a limit on the metric is found."""
     task, unit = _in_unit(task, config, first, max(first.noise, task.metric.loss(first.before, limit)))
 
-    def now(prior: MixturePrior) -> Compressed:
-        return quantize_prior(prior, config.merge, hard=True)
+    def judge(prior: MixturePrior) -> float:
+        return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
 
-    search = Search(task, config.override(distill=0.0), first, limit, lambda prior: files.judge(now(prior).quantized))
+    def above(quantized: QuantizedWeights) -> float:
+        return max(0.0, task.metric.loss(limit, files.judge(quantized)))
+
+    search = Search(task, config.override(distill=0.0), first, limit, judge)
     with Phases(task, None, [search, *hooks], unit) as phases:
-        trimmed: list[tuple[Found, Compressed, Simplified]] = []
+        trimmed: list[Trimmed] = []
         for found in search.run(phases)[:MOST_TRIMMED]:
-            prior = search.restore_(found)
-            compressed = now(prior)
-            files.find_broken(compressed.quantized)
-            worth = curvatures(task, prior, config.retrain)
-            trimmed.append((found, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
+            compressed, worth = _restored(task, config, search, found.kept, files)
+            trimmed.append(Trimmed(found.kept, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
+        return _chosen(min(trimmed, key=lambda t: (above(t.quantized), files.size(t.quantized))), search, phases)
 
-        def merit(one: tuple[Found, Compressed, Simplified]) -> tuple[float, int]:
-            """Less is better: what it is above the limit, as simplifying may change an answer; then its bytes."""
-            quantized = one[-1].quantized
-            return max(0.0, task.metric.loss(limit, files.judge(quantized))), files.size(quantized)
 
-        found, compressed, simplified = min(trimmed, key=merit)
-        phases.on_prior(search.restore_(found))
-        phases.on_return(found.look)
-    return dataclasses.replace(compressed, history=phases.history), simplified
+def _best(
+    task: Task,
+    config: CompressConfig,
+    hooks: Sequence[Hook],
+    first: FirstLook,
+    files: Files,
+    max_bytes: int,
+) -> tuple[Compressed, Simplified]:
+    """Runs until the best network within a file size is found."""
+    task, unit = _in_unit(task, config, first, first.noise)
+
+    def size(prior: MixturePrior) -> int:
+        quantized = quantize_prior(prior, config.merge, hard=True).quantized
+        files.find_broken(quantized)
+        return files.size(files.simplify(quantized).quantized)
+
+    def merit(trimmed: Trimmed) -> tuple[int, float, int]:
+        n_bytes = files.size(trimmed.quantized)
+        return max(0, n_bytes - max_bytes), task.metric.loss(first.before, files.judge(trimmed.quantized)), n_bytes
+
+    search = SizeSearch(task, config.override(distill=0.0), max_bytes, size)
+    with Phases(task, None, [search, *hooks], unit) as phases:
+        trimmed: list[Trimmed] = []
+        for kept in search.run(phases)[:MOST_TRIMMED]:
+            compressed, worth = _restored(task, config, search, kept, files)
+            trimmed.append(Trimmed(kept, compressed, files.trim_to_bytes(compressed.quantized, worth, max_bytes)))
+        return _chosen(min(trimmed, key=merit), search, phases)
+
+
+class Trimmed(NamedTuple):
+    """A network of a search, and what trimming made of it."""
+
+    kept: Kept
+    compressed: Compressed
+    simplified: Simplified
+
+    @property
+    def quantized(self) -> QuantizedWeights:
+        return self.simplified.quantized
+
+
+def _restored(
+    task: Task, config: CompressConfig, runs: Runs, kept: Kept, files: Files
+) -> tuple[Compressed, dict[str, Tensor]]:
+    """The network of a run, and the curvature of each of its weights."""
+    prior = runs.restore_(kept)
+    compressed = quantize_prior(prior, config.merge, hard=True)
+    files.find_broken(compressed.quantized)
+    return compressed, curvatures(task, prior, config.retrain)
+
+
+def _chosen(trimmed: Trimmed, runs: Runs, phases: Phases) -> tuple[Compressed, Simplified]:
+    phases.on_prior(runs.restore_(trimmed.kept))
+    phases.on_return(trimmed.kept.look)
+    return dataclasses.replace(trimmed.compressed, history=phases.history), trimmed.simplified
 
 
 def _in_unit(task: Task, config: CompressConfig, first: FirstLook, allowed: float) -> tuple[Task, float]:

@@ -14,7 +14,6 @@ import softshare as ss
 from softshare.errors import ConfigError
 from softshare.integrations.session import Sharing, checked, gentleness_for
 from softshare.integrations.watch import Losses
-from softshare.train.zeroing import Zeroing
 from trained import BATCH, RATE, N, batches, config, make_net, make_task, prior_gradients
 
 EPOCHS, STEPS = 2, N // BATCH
@@ -118,16 +117,17 @@ def test_tau_counts_against_the_examples_of_the_recipe_whatever_the_data() -> No
 def test_looks_are_spread_over_the_run_whatever_an_epoch_is(
     n_steps: int, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[float] = []
-    monkeypatch.setattr(Zeroing, "zero_", lambda self, prior, curvatures, price, progress: seen.append(progress))
+    seen: list[int] = []
+    done = 0
+    monkeypatch.setattr("softshare.integrations.session.spare_bits_", lambda *_: seen.append(done))
     sharing, _ = start(make_net(), range(n_steps), config(hard_from=0.0))
-    for step in range(n_steps):
+    for done in range(1, n_steps + 1):
         sharing._is_stepping = True
-        sharing.end_step_(step + 1)
-        sharing.end_step_(step + 1)  # of a batch that ends no step
+        sharing.end_step_(done)
+        sharing.end_step_(done)  # of a batch that ends no step
         sharing._steps_since_end = 1
     assert len(seen) == looks
-    assert seen[-1] == 1
+    assert seen[-1] == n_steps
 
 
 def test_a_short_run_is_gentle_and_says_so() -> None:

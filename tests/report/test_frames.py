@@ -80,15 +80,15 @@ class Good(Hook):
 
 def test_the_film_of_a_search_is_of_the_run_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FRAMES", 3)  # so that the frame of that look was not kept
-    log, good = FrameLog(tmp_path / "frames.npz", counted="look"), Good(at=9)
+    log, good = FrameLog(tmp_path / "frames.npz", counted="look"), Good(at=11)
     config = CompressConfig().override(epochs=6)
     task = dataclasses.replace(make_task(), evaluate=good.error)
     compressed = compress(task, config, [log, good], target=MaxError(20.0))
     assert [r.epoch for r in compressed.history][:9] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
-    assert [r.epoch for r in compressed.history if r.validation_error == 10] == [9]
+    assert [r.epoch for r in compressed.history if r.validation_error == 10] == [11]
     log.finish(compressed.mixtures)
     frames = Frames.load(tmp_path / "frames.npz")
-    assert frames.epochs.tolist() == [6, 8, 9]
+    assert frames.epochs.tolist() == [6, 8, 10, 11]
     assert frames.about["counted"] == "look"
     for k, names in enumerate(frames.about["tensors"]):
         weights = torch.cat([compressed.retrained[name].reshape(-1) for name in names])

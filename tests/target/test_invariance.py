@@ -67,10 +67,14 @@ def test_a_loss_times_a_power_of_two_gives_the_same_file(target: ss.Target | Non
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [1e-4, 1e4])
 def test_a_loss_times_any_factor_gives_a_file_of_the_same_size_and_worth(by: float) -> None:
-    """Nearly: the loss is rounded otherwise, and training is chaotic. Half of the size, and the noise."""
-    plain, other = ss.compress(regression(), CONFIG), ss.compress(scaled(regression(), by), CONFIG)
+    """Nearly: the loss is rounded otherwise, and training is chaotic. Half of the size, and the noise.
+
+    A search of so short runs is too chaotic even for that, so each is one run.
+    """
+    config = CONFIG.override(zero_mixing=0.9)
+    plain, other = (ss.compress(task, config, target=None) for task in (regression(), scaled(regression(), by)))
     assert len(other.to_bytes()) == pytest.approx(len(plain.to_bytes()), rel=0.5)
     assert plain.outcome is not None
     assert other.outcome is not None
-    assert other.outcome.kept
+    assert other.outcome.kept == plain.outcome.kept
     assert other.outcome.after == pytest.approx(by * plain.outcome.after, abs=by * plain.outcome.noise)

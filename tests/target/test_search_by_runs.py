@@ -1,4 +1,4 @@
-"""The search over runs: how gentle each is, when it ends, and which networks it returns."""
+"""The searches over runs: how gentle each is, when it ends, and which networks they return."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from torch import nn
 
 import softshare as ss
 from softshare.config import RetrainConfig
+from softshare.errors import DivergedError
 from softshare.prior.prior import MixturePrior
-from softshare.target.search import BROKEN_LOOKS, GENTLEST, HARDEST, MOST_COMPONENTS, MOST_RUNS, Search, gentler
+from softshare.target.gentleness import GENTLEST, HARDEST, MOST_COMPONENTS, gentler
+from softshare.target.search import BROKEN_LOOKS, MOST_RUNS, Search
+from softshare.target.size_search import NEAR, SizeSearch, next_gentleness
 from softshare.train.first_look import FirstLook
 from softshare.train.hooks import EpochRecord
 from softshare.train.phases import Phases, StopPhaseError
@@ -156,7 +159,7 @@ def test_which_runs_a_search_makes(at: float, above: float, runs: list[float], m
         assert len(found) == 1
         assert found[0].merit[0] == pytest.approx(above)
     else:  # the smallest first, which is of the hardest run
-        assert [f.prior.config.zero_mixing for f in found] == pytest.approx(
+        assert [f.kept.prior.config.zero_mixing for f in found] == pytest.approx(
             [gentler(CONFIG, by).prior.zero_mixing for by in sorted(fitting)]
         )
         assert all(f.merit[0] == 0 for f in found)
@@ -177,7 +180,7 @@ def test_the_file_decides_whether_a_network_fits(monkeypatch: pytest.MonkeyPatch
     played = Played(lambda by: settled(BEFORE), monkeypatch, judge=lambda prior: 3.0 if len(played.runs) < 3 else 1.0)
     found = played.found()
     assert played.runs[:3] == pytest.approx([0, 1, 3])
-    assert all(f.look > 2 * CONFIG.retrain.looks for f in found)
+    assert all(f.kept.look > 2 * CONFIG.retrain.looks for f in found)
 
 
 def test_a_file_is_judged_only_if_its_network_may_be_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,18 +197,18 @@ def test_a_file_is_judged_only_if_its_network_may_be_the_best(monkeypatch: pytes
 
 
 def test_the_best_of_a_run_is_restored_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest within the limit, not the last; of all hard looks. The first 6 of 30 are soft."""
+    """The smallest within the limit since the run has settled, not the last. The first 24 of 30 looks say nothing."""
 
     def records(by: float) -> list[tuple[float, float]]:
-        soft, hard = [(2.0, 0.001)] * 6, [(2.0, 0.3)] * 24
-        hard[10] = (2.4, 0.1)
-        hard[11] = (2.6, 0.05)
-        return soft + hard
+        looks = [(2.0, 0.001)] * 24 + [(2.0, 0.3)] * 6
+        looks[26] = (2.4, 0.1)
+        looks[27] = (2.6, 0.05)
+        return looks
 
     played = Played(records, monkeypatch)
     found = played.found()
-    assert [f.look for f in found] == [30 * k + 17 for k in range(len(played.runs))]
-    for best in reversed(found):
+    assert [f.kept.look for f in found] == [30 * k + 27 for k in range(len(played.runs))]
+    for best in reversed([f.kept for f in found]):
         prior = played.search.restore_(best)
         assert prior is best.prior
         assert played.task.model.get_parameter("bias").tolist() == [best.look] * 3
@@ -248,3 +251,66 @@ def test_the_last_look_counts_even_if_the_run_never_became_hard(monkeypatch: pyt
     x = torch.randn(32, 4)
     task = ss.Task(nn.Linear(4, 3), list(x.split(8)), lambda m, b: m(b).square().mean(), lambda m: 1.0)
     assert ss.compress(task, config, target=ss.MaxError(2.0)).outcome is not None
+
+
+# The search for a size
+
+
+def sized(size: Callable[[float], float], limit: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[int]]:
+    """The gentleness of the runs, if a run's file has the size that its gentleness gives; and the sizes returned."""
+    task = ss.Task(nn.Linear(4, 3), [], lambda m, b: m(b).mean(), lambda m: 0.0, 1)
+    runs: list[float] = []
+
+    def measured(prior: MixturePrior) -> int:
+        with torch.no_grad():
+            prior.means.fill_(size(runs[-1]))
+        return round(size(runs[-1]))
+
+    search = SizeSearch(task, CONFIG, limit, measured)
+    phases = Phases(task, None, [search])
+
+    def run(config: RetrainConfig, prior: MixturePrior, **_: Any) -> None:
+        runs.append(gentleness(config))
+        if size(runs[-1]) == 0:
+            raise DivergedError("too hard", {})
+        phases.on_epoch(EpochRecord(CONFIG.retrain.looks, 0.0, 0.1, 0.0, 0.0, 0.0, 1.0, 0, {}))
+
+    monkeypatch.setattr(phases, "run", run)
+    found = search.run(phases)
+    return runs, [round(float(kept.prior_state["means"].flatten()[0])) for kept in found]
+
+
+@pytest.mark.parametrize("limit", [400, 1000, 1900, 20_000])
+def test_sizes_that_grow_evenly_are_found_in_a_few_runs(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A factor of 3 for each unit of gentleness, from 1,000 bytes on. Interpolation in the logarithm is exact then."""
+    runs, sizes = sized(lambda by: 1000 * 3**by, limit, monkeypatch)
+    assert abs(math.log(sizes[0] / limit)) <= NEAR
+    assert sizes == sorted(sizes, key=lambda size: abs(math.log(size / limit)))
+    assert len(runs) == len(sizes) <= 4
+
+
+def test_a_search_for_a_size_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the ends of the range, and after the most runs if sizes jump."""
+    assert sized(lambda by: 1000, 5000, monkeypatch)[0] == pytest.approx([0, 1, 3, 7, 8])
+    assert sized(lambda by: 1000, 500, monkeypatch)[0] == pytest.approx([0, -1, -3])
+    runs, sizes = sized(lambda by: 10 if by < 0.3 else 5000, 500, monkeypatch)
+    assert len(runs) == MOST_RUNS
+    assert set(sizes) == {10, 5000}
+
+
+def test_a_run_that_diverges_was_too_hard(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, sizes = sized(lambda by: 0 if by < 0.9 else 1000 * 3 ** (by - 1), 1000, monkeypatch)
+    assert runs[:2] == pytest.approx([0, 1])
+    assert sizes[0] == 1000
+    with pytest.raises(DivergedError):
+        sized(lambda by: 0, 1000, monkeypatch)
+
+
+def test_the_next_gentleness_by_hand() -> None:
+    assert next_gentleness({0.0: -1.0}) == 1.0  # too small
+    assert next_gentleness({0.0: -1.0, 1.0: -0.5}) == 3.0
+    assert next_gentleness({0.0: 2.0}) == -1.0
+    assert next_gentleness({0.0: -1.0, 1.0: 3.0}) == 0.25
+    assert next_gentleness({0.0: -0.01, 1.0: 3.0}) == 0.1  # never too near a run that was made
+    assert next_gentleness({0.0: -math.inf, 1.0: 3.0}) == 0.5
+    assert next_gentleness({0.0: 1.0, 1.0: -1.0}) == 0.5  # a gentler run may come out smaller

@@ -268,7 +268,7 @@ def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> Non
     assert str(compressed.outcome).startswith("target not met: at most 0.00% allowed, the nearest that was found has ")
 
 
-def test_a_target_in_bytes_is_met_even_if_training_never_steered(tmp_path: Path) -> None:
+def test_a_target_in_bytes_is_met_even_if_no_run_has_the_size(tmp_path: Path) -> None:
     """The file is cut to fit."""
     config = CONFIG.override(epochs=1, hard_from=0.99)
     compressed = ss.compress(users_task(), config, target=ss.MaxBytes(600))

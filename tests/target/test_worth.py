@@ -39,7 +39,10 @@ def make_task(n_batches: int = 4) -> ss.Task:
 
 
 def test_curvatures_equal_a_direct_computation() -> None:
-    """The batch size times the weighted mean of the squared gradients at the quantized weights, in training mode."""
+    """The batch size times the weighted mean of the squared gradients at the quantized weights, in training mode.
+
+    A hundredth of the tensor's mean is added to all.
+    """
     task = make_task()
     prior = ss.MixturePrior(task.model, PRIOR)
     found = curvatures(task, prior, ss.RetrainConfig(seed=3))
@@ -53,7 +56,8 @@ def test_curvatures_equal_a_direct_computation() -> None:
             with quantized(prior):
                 gradient = torch.autograd.grad(loss(task.model, batches[k % len(batches)]), weight)[0]
             total, share = DECAY * total + (1 - DECAY) * gradient**2, DECAY * share + 1 - DECAY
-    torch.testing.assert_close(found["4.weight"], 8 * total / share, rtol=1e-4, atol=1e-9)
+    expected = 8 * total / share
+    torch.testing.assert_close(found["4.weight"], expected + 0.01 * expected.mean(), rtol=1e-4, atol=1e-9)
 
 
 def test_curvatures_are_infinite_for_frozen_weights() -> None:
@@ -112,19 +116,6 @@ def test_a_file_is_judged_as_it_decodes() -> None:
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
     task.model.load_state_dict(decode(encode(weights)).state_dict())
     assert found == task.judge(task.model)
-
-
-def test_the_size_of_a_prior_is_that_of_its_network_as_it_is_then() -> None:
-    task = make_task()
-    prior = ss.MixturePrior(task.model, PRIOR)
-    size = Files(task, CONFIG).size_of(prior)
-    plain = size(False)
-    assert plain == len(encode(prior.quantize(hard=True).quantized))
-    assert size(True) <= plain
-    with torch.no_grad():
-        for w in prior.view.tensors:
-            w.zero_()
-    assert size(False) < plain
 
 
 def test_the_smallest_file_has_every_shared_weight_0() -> None:

@@ -19,7 +19,7 @@ from softshare.train import zeroing as rate
 from softshare.train.hard import quantized
 from softshare.train.retrain import retrain_
 from softshare.train.step import Step
-from softshare.train.zeroing import bits_saved, take_common_, zero_cheap_, zero_cheapest_
+from softshare.train.zeroing import Cheapest, bits_saved, cost_and_bits, spare_bits_, take_common_, zero_cheap_
 
 # Bits
 
@@ -165,39 +165,56 @@ def test_zeroed_are_exactly_those_not_worth_their_bits(mixtures: str) -> None:
     assert all(w.requires_grad and w.grad is None for w in prior.view.tensors)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.9])
-def test_the_wanted_share_of_the_bits_is_saved(share: float) -> None:
-    prior = make_prior()
+def costs_of(prior: ss.MixturePrior) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(1)
-    curvatures = [torch.rand(w.shape, generator=g) for w in prior.view.tensors]
+    return [
+        cost_and_bits(m.assign(w).view_as(w), m.mean, torch.rand(w.shape, generator=g)) for m, w in with_mixtures(prior)
+    ]
 
-    def saved() -> list[Tensor]:
-        return [bits_saved(m.assign(w).view_as(w), len(m)) for m, w in with_mixtures(prior)]
 
-    before = saved()
-    wanted = share * float(sum(b.sum() for b in before))
-    zero_cheapest_(prior, curvatures, share)
-    gone = sum(float(b[(after == 0) & (b > 0)].sum()) for b, after in zip(before, saved(), strict=True))
-    assert wanted * (1 - 1e-5) <= gone <= wanted + max(float(b.max()) for b in before)  # whole weights are zeroed
+@pytest.mark.parametrize("share", [0.01, 0.9])
+def test_the_wanted_bits_are_saved(share: float) -> None:
+    costs = costs_of(make_prior())
+    cheapest = Cheapest(costs)
+    assert cheapest.total == pytest.approx(sum(float(bits[bits > 0].sum()) for _, bits in costs))
+    wanted = share * cheapest.total
+    masks = cheapest.saving(wanted)
+    gone = sum(float(bits.flatten()[mask].sum()) for (_, bits), mask in zip(costs, masks, strict=True))
+    assert wanted * (1 - 1e-5) <= gone <= wanted + max(float(bits.max()) for _, bits in costs)  # whole weights
 
 
 def test_the_cheapest_are_those_that_a_price_would_zero() -> None:
-    """Some share of the bits zeroes the same weights as a price."""
-    by_price, by_share = make_prior(), make_prior()
+    """Some number of bits zeroes the same weights as a price."""
+    costs = costs_of(make_prior())
+    cheap = [((cost < 3e-4 * bits) & (bits > 0)).flatten() for cost, bits in costs]
+    saved = sum(float(bits.flatten()[c].sum()) for c, (_, bits) in zip(cheap, costs, strict=True))
+    cheapest = Cheapest(costs)
+    assert 0.1 < saved / cheapest.total < 0.9
+    pairs = zip(cheapest.saving(saved * (1 - 1e-6)), cheap, strict=True)
+    assert all(torch.equal(found, wanted) for found, wanted in pairs)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0])
+def test_a_network_that_fits_its_data_perfectly_keeps_its_weights(scale: float) -> None:
+    """Without curvature all weights seem worthless. Below a nat, only the proportions of the curvatures matter."""
+
+    def worth_of(prior: ss.MixturePrior, curvatures: list[Tensor]) -> float:
+        pairs = zip(with_mixtures(prior), curvatures, strict=True)
+        return sum(float((0.5 * h * m.mean[m.assign(w).view_as(w)] ** 2).detach().sum()) for (m, w), h in pairs)
+
+    expected, found = make_prior(), make_prior()
     g = torch.Generator().manual_seed(1)
-    curvatures = [torch.rand(w.shape, generator=g) for w in by_price.view.tensors]
-    bits = [
-        (0.5 * h * m.mean[index] ** 2 < 3e-4 * saved, saved)
-        for (m, w), h in zip(with_mixtures(by_price), curvatures, strict=True)
-        for index in [m.assign(w).view_as(w)]
-        for saved in [bits_saved(index, len(m))]
-    ]
-    share = sum(float(saved[cheap].sum()) for cheap, saved in bits) / sum(float(saved.sum()) for _, saved in bits)
-    assert 0.1 < share < 0.9
-    zero_cheap_(by_price, curvatures, 3e-4)
-    zero_cheapest_(by_share, curvatures, share - 1e-6)
-    pairs = zip(by_share.view.tensors, by_price.view.tensors, strict=True)
+    curvatures = [torch.rand(w.shape, generator=g) for w in found.view.tensors]
+    nat = [h / worth_of(found, curvatures) for h in curvatures]
+    price = 0.1 / sum(w.numel() for w in found.view.tensors)
+    spare_bits_(expected, nat, price, least_worth=0.0)
+    spare_bits_(found, [scale * h for h in nat], price, least_worth=1.0)
+    pairs = list(zip(expected.view.tensors, found.view.tensors, strict=True))
     assert all(torch.equal(a.detach(), b.detach()) for a, b in pairs)
+    assert any(bool((a == 0).any()) for a, _ in pairs)
+    before = found.quantize(hard=True).quantized.n_nonzero
+    spare_bits_(found, [1e-12 * h for h in nat], price, least_worth=0.0)
+    assert found.quantize(hard=True).quantized.n_nonzero < 0.1 * before
 
 
 @torch.no_grad()

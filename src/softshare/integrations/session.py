@@ -22,11 +22,11 @@ from softshare.errors import ConfigError
 from softshare.integrations.watch import Losses
 from softshare.prior.prior import MixturePrior
 from softshare.simplify.trial import Call, broken_by_outputs
-from softshare.target.search import gentler
+from softshare.target.gentleness import gentler
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
 from softshare.train.supply import length_of
-from softshare.train.zeroing import Zeroing, bit_price
+from softshare.train.zeroing import bit_price, least_worth, spare_bits_
 
 SHORT = 0.5  # of the recipe's steps: a shorter run gets a warning
 MOST_GENTLE = 5.0
@@ -164,9 +164,10 @@ class Sharing:
             return
         if self._curvature and last in self.steps and self._is_hard(last):
             per_epoch = self._steps_per_epoch or max(self._most_steps, self._steps_since_end)
-            price = bit_price(self.config.retrain.tau_at(self._progress(last)), self._counted)
+            retrain = self.config.retrain
+            price = bit_price(retrain.tau_at(self._progress(last)), retrain, self.n_examples)
             curvatures = self._curvature.estimate(self.n_examples / per_epoch)
-            Zeroing(self.config.retrain.zeroing).zero_(self.prior, curvatures, price, self._progress(steps_done))
+            spare_bits_(self.prior, curvatures, price, least_worth(retrain))
         self.prior.choose_method()
 
     def end_epoch_(self) -> None:

@@ -1,1 +1,1 @@
-"""Targets of a run: which limits it can have, how training is steered to them, how the result is trimmed to fit."""
+"""Targets: which limits a file can have, the searches that meet them, how a network is trimmed to fit."""

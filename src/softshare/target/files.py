@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from softshare.config import CompressConfig
 from softshare.errors import ConfigError
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied
-from softshare.prior.prior import MixturePrior
 from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified, simplify
 from softshare.simplify.trial import broken_links
@@ -53,15 +52,6 @@ class Files:
 
     def size(self, quantized: QuantizedWeights) -> int:
         return len(encode(quantized, self.config.encode))
-
-    def size_of(self, prior: MixturePrior) -> Callable[[bool], int]:
-        """A function that measures the prior's network as it is then; if exact, simplified."""
-
-        def size(exact: bool) -> int:
-            now = prior.quantize(self.config.merge, hard=True).quantized
-            return self.size(self.simplify(now).quantized if exact else now)
-
-        return size
 
     def judge(self, quantized: QuantizedWeights) -> float:
         named = dataclasses.replace(self.config.encode, names="keep")

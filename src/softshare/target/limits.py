@@ -63,7 +63,7 @@ Target = WithinNoise | MaxBytes | MaxError | MaxErrorIncrease
 
 
 def check_target(target: Target, config: CompressConfig) -> None:
-    """Raise unless a run with this config can be steered to the target."""
+    """Raise unless a run with this config can meet the target."""
     if not isinstance(target, WithinNoise | MaxBytes | MaxError | MaxErrorIncrease):
         raise ConfigError(f"target: expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
     if config.retrain.hard_from == 1 or not config.retrain.zeroing:

@@ -16,6 +16,9 @@ from softshare.train.retrain import seeded
 from softshare.train.supply import Supply
 
 BATCHES = 100
+DAMPING = (
+    0.01  # of a tensor's mean, added to all: a curvature of 0 on a few batches is no proof that a weight is useless
+)
 
 
 def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[str, Tensor]:
@@ -33,4 +36,4 @@ def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[s
     task.model.load_state_dict(state)  # the buffers of batch norm
     task.model.train(was_training)
     found = curvature.estimate(supply.batch_size(task.n_examples))
-    return {s.name: c.cpu() for s, c in zip(prior.view.shared, found, strict=True)}
+    return {s.name: (c + DAMPING * c.mean()).cpu() for s, c in zip(prior.view.shared, found, strict=True)}

@@ -13,7 +13,6 @@ from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.retrain import retrain_
 from softshare.train.step import Latent
-from softshare.train.zeroing import Zeroing
 
 
 class StopPhaseError(Exception):
@@ -49,11 +48,10 @@ class Phases(Hook):
         config: RetrainConfig,
         latent: Latent | None = None,
         prior: MixturePrior | None = None,
-        zeroing: Zeroing | None = None,
     ) -> None:
         """If a hook raises `StopPhaseError`, the phase ends there."""
         with suppress(StopPhaseError):
-            retrain_(self.task, prior, config, [self], latent, zeroing)
+            retrain_(self.task, prior, config, [self], latent)
         self._done = self.history[-1].epoch
 
     def on_prior(self, prior: MixturePrior | None) -> None:

@@ -22,7 +22,7 @@ from softshare.train.hard import quantized
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.step import Latent, Step
 from softshare.train.supply import Supply
-from softshare.train.zeroing import Zeroing, bit_price
+from softshare.train.zeroing import bit_price, least_worth, spare_bits_
 
 CHECK_EVERY = 50  # steps between two checks of the loss; each check synchronises the GPU
 
@@ -33,13 +33,11 @@ def retrain_(
     config: RetrainConfig,
     hooks: Sequence[Hook] = (),
     latent: Latent | None = None,
-    zeroing: Zeroing | None = None,
 ) -> tuple[EpochRecord, ...]:
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
 
-    With `latent`, the optimizer trains that, and the model's parameters follow from it. `zeroing` decides what is
-    zeroed and may scale tau; the config sets its default. With `config.distill`, a copy of the network made now is the
-    teacher.
+    With `latent`, the optimizer trains that, and the model's parameters follow from it. With `config.distill`, a copy
+    of the network made now is the teacher.
 
     A NaN or infinite loss raises `DivergedError`, and restores the model and the prior of the last good epoch. The
     global random state is seeded for the run and restored afterwards.
@@ -47,7 +45,6 @@ def retrain_(
     if config.distill:
         task = distilled(task, task.model, config.distill)
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
-    zeroing = zeroing or Zeroing(config.zeroing)
     supply = Supply(task.train, config)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
@@ -60,7 +57,7 @@ def retrain_(
             good = _state(task, prior)
             try:
                 if epoch > 0:
-                    task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks, zeroing)
+                    task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks)
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
@@ -84,7 +81,6 @@ def _train_until(
     run_step: Step,
     config: RetrainConfig,
     hooks: Sequence[Hook],
-    zeroing: Zeroing,
 ) -> tuple[float, float]:  # mean task loss, and tau of the last step
     task.model.train()
     if prior:
@@ -92,7 +88,7 @@ def _train_until(
     run_step.sums.zero_()
     step, tau = 0, 0.0
     for step, (batch, progress) in enumerate(supply.until(look), start=1):
-        tau = config.tau_at(progress) * zeroing.tau_scale if prior else 0.0
+        tau = config.tau_at(progress) if prior else 0.0
         run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
@@ -106,8 +102,7 @@ def _train_until(
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
         curvatures = run_step.curvature.estimate(supply.batch_size(task.n_examples))
-        price = bit_price(tau, config.counted(task.n_examples))
-        zeroing.zero_(prior, curvatures, price, look / config.looks)
+        spare_bits_(prior, curvatures, bit_price(tau, config, task.n_examples), least_worth(config))
     return float(run_step.sums[0]) / step, tau
 
 

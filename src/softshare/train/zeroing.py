@@ -13,26 +13,34 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
 
-
-def bit_price(tau: float, n_examples: int) -> float:
-    """The price of a bit in the objective, in nats of mean loss."""
-    return tau / n_examples * math.log(2)
+LEAST_WORTH = 1.0  # nats, where a network gains log 10 nats over zeros: ten classes
 
 
-class Zeroing:
-    """What happens to the weights after each hard look, and how strongly the prior pulls until then."""
+def bit_price(tau: float, config: RetrainConfig, n_examples: int) -> float:
+    """What a bit costs when weights are zeroed, in nats of mean loss: tau's price in the objective, times zeroing."""
+    return config.zeroing * tau / config.counted(n_examples) * math.log(2)
 
-    tau_scale = 1.0
 
-    def __init__(self, zeroing: float) -> None:
-        self.zeroing = zeroing
+def least_worth(config: RetrainConfig) -> float:
+    return LEAST_WORTH if config.scaling == "auto" else 0.0
 
-    def zero_(self, prior: MixturePrior, curvatures: Sequence[Tensor], price: float, progress: float) -> None:
-        """`price` is tau's price of a bit, in nats of mean loss. `progress` is the share of the run that is done."""
-        zero_cheap_(prior, curvatures, self.zeroing * price)
-        take_common_(prior, curvatures, self.zeroing * price)
+
+def spare_bits_(prior: MixturePrior, curvatures: Sequence[Tensor], price: float, least_worth: float) -> None:
+    """After a hard look: weights that are not worth their bits become 0, and the others take the value that is.
+
+    A network that fits its training data perfectly has no gradients, and so no curvature: all its weights seem to be
+    worth nothing. But it gains nats over zeros. So together they are worth `least_worth` nats of mean loss at least, in
+    the proportions that are measured.
+    """
+    with torch.no_grad():
+        worth = sum(float(cost[cost.isfinite()].sum()) for _, cost, _ in _costs(prior, curvatures))
+    if 0 < worth < least_worth:
+        curvatures = [least_worth / worth * h for h in curvatures]
+    zero_cheap_(prior, curvatures, price)
+    take_common_(prior, curvatures, price)
 
 
 @torch.no_grad()
@@ -44,15 +52,6 @@ def zero_cheap_(
     """Zero every weight whose value is not worth its bits."""
     for w, cost, bits in _costs(prior, curvatures):
         w.masked_fill_(cost < price * bits, 0.0)
-
-
-@torch.no_grad()
-def zero_cheapest_(prior: MixturePrior, curvatures: Sequence[Tensor], share: float) -> None:
-    """Zero the weights that cost least per bit, until about this share of all bits is saved."""
-    found = list(_costs(prior, curvatures))
-    cheapest = Cheapest([(cost, own) for _, cost, own in found])
-    for (w, _, _), mask in zip(found, cheapest.saving(share * cheapest.total), strict=True):
-        w.masked_fill_(mask.view_as(w), 0.0)
 
 
 @torch.no_grad()
