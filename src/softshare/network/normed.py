@@ -8,7 +8,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 # What each divides by its norm. Where that becomes 0 the weight is NaN.
 _HOOKS = {"WeightNorm": "_v", "SpectralNorm": "_orig"}  # of torch.nn.utils, by the end of the name
 _LISTS = {"_WeightNorm": "original1", "_SpectralNorm": "original"}  # of torch.nn.utils.parametrizations, by the name
-_FINITE = ("_Orthogonal",)  # finite for all values
 
 
 def divides_by_norm(module: nn.Module, name: str) -> bool:
@@ -19,10 +18,8 @@ def divides_by_norm(module: nn.Module, name: str) -> bool:
 
 
 def is_computed(module: nn.Module, name: str) -> bool:
-    """Whether the weight is computed from this tensor by a function that may not be finite for all values."""
-    if isinstance(module, ParametrizationList):
-        return not all(type(step).__name__ in _FINITE for step in module)
-    return any(name.startswith(f"{hook}_") for _, hook in _hooks(module))
+    """Whether the weight is computed from this tensor, by a function that may give nothing useful near 0."""
+    return isinstance(module, ParametrizationList) or any(name.startswith(f"{hook}_") for _, hook in _hooks(module))
 
 
 def _hooks(module: nn.Module) -> list[tuple[str, str]]:

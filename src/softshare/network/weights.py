@@ -258,6 +258,8 @@ def _rest_message(view: WeightView) -> list[str]:
     advice = f"a rule shares them, as share:{names[0]}"
     if names[0] in view.normed:
         advice = f"{names[0]} is divided by its norm, so it may not become 0. {_FOLD}, to compress it"
+    elif "parametrizations." in names[0]:
+        advice = f"a weight is computed from {names[0]}. Remove the parametrization first, to compress it"
     return [f"{100 * share:.0f}% of the weights are kept as they are: {_listed(names)}; {advice}"]
 
 
