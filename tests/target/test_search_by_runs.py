@@ -27,10 +27,9 @@ LIMIT, NOISE, BEFORE, ZEROS = 2.5, 0.5, 2.0, 90.0
 
 
 def gentleness(config: RetrainConfig) -> float:
-    """By which a run is gentler than the settings, from its tau or its zeroing."""
-    if config.tau < CONFIG.retrain.tau:
-        return -2 * math.log(config.tau / CONFIG.retrain.tau, 3)
-    return -math.log(config.zeroing / CONFIG.retrain.zeroing, 3)
+    """By which a run is gentler than the settings, from its tau."""
+    by = -math.log(config.tau / CONFIG.retrain.tau, 3)
+    return 2 * by if by > 0 else by
 
 
 # How a run is gentler
@@ -41,7 +40,6 @@ def test_a_gentler_run_leaves_more_weights_in_every_respect() -> None:
     runs = [gentler(CONFIG, b) for b in by]
     for harder, softer in itertools.pairwise(runs):
         assert softer.retrain.tau <= harder.retrain.tau
-        assert softer.retrain.zeroing <= harder.retrain.zeroing
         assert softer.prior.zero_mixing <= harder.prior.zero_mixing
         assert softer.prior.components >= harder.prior.components
         assert softer != harder
@@ -57,7 +55,7 @@ def test_a_gentler_run_by_hand() -> None:
     assert run.prior.components == round(4 * 2**0.5)
     assert run.prior.width == pytest.approx(0.45 / 2**0.5)
     assert run.prior.lr_means == pytest.approx(3e-4 / 2**0.5)
-    assert gentler(CONFIG, -2.0) == CONFIG.override(zeroing=9.0)
+    assert gentler(CONFIG, -2.0) == CONFIG.override(tau=9 * 0.03)
     learned = CONFIG.override(width=None)
     assert gentler(learned, 3.0).prior.width is None
     assert gentler(CONFIG.override(components=200), GENTLEST).prior.components == MOST_COMPONENTS

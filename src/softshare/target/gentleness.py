@@ -21,7 +21,7 @@ def gentler(config: CompressConfig, by: float) -> CompressConfig:
     """
     prior, retrain = config.prior, config.retrain
     if by <= 0:
-        return config.override(zeroing=retrain.zeroing * 3**-by)
+        return config.override(tau=retrain.tau * 3**-by)
     odds = math.log(prior.zero_mixing / (1 - prior.zero_mixing)) - math.log(10) * by
     finer, slower = 2 ** max(0.0, by - FINER_FROM), 2 ** max(0.0, by - SLOWER_FROM)
     width: dict[str, Any] = {"width": prior.width / finer} if prior.width else {}
