@@ -39,6 +39,17 @@ class NotANumberError(SoftShareError, FloatingPointError):
     """The metric of a network is NaN. In training this becomes a `DivergedError`."""
 
 
+class StoppedError(KeyboardInterrupt):
+    """A signal stopped a run between two steps. `signal` is its number; the run's checkpoint is written."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message, signal)
+        self.signal = signal
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class DivergedError(SoftShareError):
     """Training produced a NaN or infinite loss. `state` is the model's state dict after the last good epoch."""
 

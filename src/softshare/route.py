@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from softshare import __version__
 from softshare.codec import check
 from softshare.compressed import Compressed, dead_layers, quantize_prior
 from softshare.config import CompressConfig
@@ -28,6 +34,7 @@ from softshare.train.distill import distilled
 from softshare.train.first_look import FirstLook, in_nats, look
 from softshare.train.hooks import Hook
 from softshare.train.phases import Phases
+from softshare.train.resume import Checkpoint
 
 DEFAULT: Any = "default"  # the target of a call that names none
 OF_THE_NOISE = 0.25  # that is searched in: a network chosen among many by its evaluation is worse than that says
@@ -40,6 +47,7 @@ def compress(
     hooks: Sequence[Hook] = (),
     *,
     target: Target | None = DEFAULT,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Compressed:
     """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself does not change.
 
@@ -47,6 +55,9 @@ def compress(
     evaluation. Another target takes its place. With None, the network is trained once, as the settings say, whatever
     it loses. `Compressed.outcome` says what was lost and whether the target is met; if it is not, the nearest network
     is returned.
+
+    With `checkpoint`, the run is kept in that file while it is under way. If the file exists, the run goes on from
+    there and ends with the same bytes. A first Ctrl-C or SIGTERM then stops between two steps, with `StoppedError`.
     """
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
@@ -58,6 +69,7 @@ def compress(
     if config.retrain.distill:  # here, so that a task without outputs is refused at once
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
+    checkpoint = _begun(checkpoint, task, config, target)
     prior = MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto")
     start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
@@ -65,15 +77,17 @@ def compress(
         check_size(target, start, config)
     first, files = look(task, prior, config.seed), Files(task, config)
     limit = limit_of(target, task, first)
-    if target is None:
-        compressed, simplified = _run(task, config, hooks, first, files, prior)
-    elif isinstance(target, MaxBytes):
-        compressed, simplified = _best(task, config, hooks, first, files, target.max_bytes)
-    else:
-        aim = limit
-        if isinstance(target, WithinNoise):
-            aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
-        compressed, simplified = _smallest(task, config, hooks, first, files, aim)
+    run = _Run(task, config, hooks, first, files, checkpoint)
+    with checkpoint.guarding() if checkpoint else nullcontext():
+        if target is None:
+            compressed, simplified = _once(run, prior)
+        elif isinstance(target, MaxBytes):
+            compressed, simplified = _best(run, target.max_bytes)
+        else:
+            aim = limit
+            if isinstance(target, WithinNoise):
+                aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
+            compressed, simplified = _smallest(run, aim)
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
@@ -83,59 +97,65 @@ def compress(
     return dataclasses.replace(compressed, outcome=outcome, messages=(*said, *simplified.messages))
 
 
-def _run(
-    task: Task,
-    config: CompressConfig,
-    hooks: Sequence[Hook],
-    first: FirstLook,
-    files: Files,
-    prior: MixturePrior,
-) -> tuple[Compressed, Simplified]:
+@dataclass(frozen=True)
+class _Run:
+    """What all ways to a network need."""
+
+    task: Task
+    config: CompressConfig
+    hooks: Sequence[Hook]
+    first: FirstLook
+    files: Files
+    checkpoint: Checkpoint | None
+
+    def in_unit(self, allowed: float) -> tuple[Task, float]:
+        """The task as tau is meant for it, and the unit of its loss."""
+        unit = self.first.unit(self.task, allowed) if self.config.retrain.scaling == "auto" else 1.0
+        return in_nats(self.task, unit), unit
+
+    def restored(self, task: Task, runs: Runs, kept: Kept) -> tuple[Compressed, dict[str, Tensor]]:
+        """The network of a run, and the curvature of each of its weights."""
+        prior = runs.restore_(kept)
+        compressed = quantize_prior(prior, self.config.merge, hard=True)
+        self.files.find_broken(compressed.quantized)
+        return compressed, curvatures(task, prior, self.config.retrain)
+
+
+def _once(run: _Run, prior: MixturePrior) -> tuple[Compressed, Simplified]:
     """One run, as the settings say."""
-    task, unit = _in_unit(task, config, first, first.noise)
-    with Phases(task, config.retrain.looks, hooks, unit) as phases:
+    config, (task, unit) = run.config, run.in_unit(run.first.noise)
+    with Phases(task, config.retrain.looks, run.hooks, unit, run.checkpoint) as phases:
         phases.run(dataclasses.replace(config.retrain, distill=0.0), prior=prior)
     compressed = quantize_prior(prior, config.merge, _is_hard(config))
-    files.find_broken(compressed.quantized)
-    return dataclasses.replace(compressed, history=phases.history), files.simplify(compressed.quantized)
+    run.files.find_broken(compressed.quantized)
+    return dataclasses.replace(compressed, history=phases.history), run.files.simplify(compressed.quantized)
 
 
-def _smallest(
-    task: Task,
-    config: CompressConfig,
-    hooks: Sequence[Hook],
-    first: FirstLook,
-    files: Files,
-    limit: float,
-) -> tuple[Compressed, Simplified]:
+def _smallest(run: _Run, limit: float) -> tuple[Compressed, Simplified]:
     """Runs until the smallest file within a limit on the metric is found."""
-    task, unit = _in_unit(task, config, first, max(first.noise, task.metric.loss(first.before, limit)))
+    config, first, files, metric = run.config, run.first, run.files, run.task.metric
+    task, unit = run.in_unit(max(first.noise, metric.loss(first.before, limit)))
 
     def judge(prior: MixturePrior) -> float:
         return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
 
-    def above(quantized: QuantizedWeights) -> float:
-        return max(0.0, task.metric.loss(limit, files.judge(quantized)))
+    def merit(trimmed: Trimmed) -> tuple[float, int]:
+        above = max(0.0, metric.loss(limit, files.judge(trimmed.quantized)))
+        return above, files.size(trimmed.quantized)
 
     search = Search(task, config.override(distill=0.0), first, limit, judge)
-    with Phases(task, None, [search, *hooks], unit) as phases:
+    with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
         for found in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = _restored(task, config, search, found.kept, files)
+            compressed, worth = run.restored(task, search, found.kept)
             trimmed.append(Trimmed(found.kept, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
-        return _chosen(min(trimmed, key=lambda t: (above(t.quantized), files.size(t.quantized))), search, phases)
+        return _chosen(min(trimmed, key=merit), search, phases)
 
 
-def _best(
-    task: Task,
-    config: CompressConfig,
-    hooks: Sequence[Hook],
-    first: FirstLook,
-    files: Files,
-    max_bytes: int,
-) -> tuple[Compressed, Simplified]:
+def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
     """Runs until the best network within a file size is found."""
-    task, unit = _in_unit(task, config, first, first.noise)
+    config, first, files, metric = run.config, run.first, run.files, run.task.metric
+    task, unit = run.in_unit(first.noise)
 
     def size(prior: MixturePrior) -> int:
         quantized = quantize_prior(prior, config.merge, hard=True).quantized
@@ -144,13 +164,13 @@ def _best(
 
     def merit(trimmed: Trimmed) -> tuple[int, float, int]:
         n_bytes = files.size(trimmed.quantized)
-        return max(0, n_bytes - max_bytes), task.metric.loss(first.before, files.judge(trimmed.quantized)), n_bytes
+        return max(0, n_bytes - max_bytes), metric.loss(first.before, files.judge(trimmed.quantized)), n_bytes
 
     search = SizeSearch(task, config.override(distill=0.0), max_bytes, size)
-    with Phases(task, None, [search, *hooks], unit) as phases:
+    with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
         for kept in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = _restored(task, config, search, kept, files)
+            compressed, worth = run.restored(task, search, kept)
             trimmed.append(Trimmed(kept, compressed, files.trim_to_bytes(compressed.quantized, worth, max_bytes)))
         return _chosen(min(trimmed, key=merit), search, phases)
 
@@ -167,26 +187,26 @@ class Trimmed(NamedTuple):
         return self.simplified.quantized
 
 
-def _restored(
-    task: Task, config: CompressConfig, runs: Runs, kept: Kept, files: Files
-) -> tuple[Compressed, dict[str, Tensor]]:
-    """The network of a run, and the curvature of each of its weights."""
-    prior = runs.restore_(kept)
-    compressed = quantize_prior(prior, config.merge, hard=True)
-    files.find_broken(compressed.quantized)
-    return compressed, curvatures(task, prior, config.retrain)
-
-
 def _chosen(trimmed: Trimmed, runs: Runs, phases: Phases) -> tuple[Compressed, Simplified]:
     phases.on_prior(runs.restore_(trimmed.kept))
     phases.on_return(trimmed.kept.look)
     return dataclasses.replace(trimmed.compressed, history=phases.history), trimmed.simplified
 
 
-def _in_unit(task: Task, config: CompressConfig, first: FirstLook, allowed: float) -> tuple[Task, float]:
-    """The task as tau is meant for it, and the unit of its loss."""
-    unit = first.unit(task, allowed) if config.retrain.scaling == "auto" else 1.0
-    return in_nats(task, unit), unit
+def _begun(
+    checkpoint: Checkpoint | str | os.PathLike[str] | None, task: Task, config: CompressConfig, target: Target | None
+) -> Checkpoint | None:
+    """The checkpoint, which goes on with this run alone: the same network, settings, target and versions."""
+    if checkpoint is None:
+        return None
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    weights = hashlib.sha256()
+    for name, tensor in WeightView.of(task.model, config.prior.rules).state_dict().items():
+        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        weights.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    versions = [__version__, torch.__version__]
+    checkpoint.begin([weights.hexdigest(), config.to_dict(), repr(target), task.n_examples, versions])
+    return checkpoint
 
 
 def _is_hard(config: CompressConfig) -> bool:

@@ -465,7 +465,7 @@ def test_steps_of_captured_training_do_not_look_but_epochs_do(monkeypatch: pytes
     task = make_task(Net())
     prior = ss.MixturePrior(task.model, PRIOR)
     looks: list[int] = []
-    monkeypatch.setattr(ss.MixturePrior, "choose_method", lambda self: looks.append(self._steps))
+    monkeypatch.setattr(ss.MixturePrior, "choose_method", lambda self: looks.append(self.steps))
     retrain_(task, prior, dataclasses.replace(SOFT, epochs=2))
     assert looks == [0, 3]
 

@@ -74,7 +74,7 @@ class MixturePrior(nn.Module):
         else:
             self.zero_logit = nn.Parameter(zero_logit)
         self.reaches: list[float | None] = [None] * len(self.parts)  # of each part's table; None: the exact sweep
-        self._steps = 0
+        self.steps = 0
         self.choose_method()
 
     def choose_method(self) -> None:
@@ -98,7 +98,7 @@ class MixturePrior(nn.Module):
         reach = reach_of(largest)
         find_sweep(self.means, self.config.backend, reach)  # raises now if the backend is not available
         points = n_points(mixture.mean, mixture.log_var, reach)
-        if points > CAPACITY and wanted == "table" and self._steps == 0:
+        if points > CAPACITY and wanted == "table" and self.steps == 0:
             raise ConfigError(
                 f"method 'table': expected at most {CAPACITY} points, got a mixture whose narrowest component needs at "
                 f"least {points}. Use 'auto' or 'exact', or hold the variances with stronger hyper-priors"
@@ -165,8 +165,8 @@ class MixturePrior(nn.Module):
 
     def count_step(self) -> None:
         """Count a training step, and choose the method again if enough have passed since the last time."""
-        self._steps += 1
-        if self._steps % LOOK_EVERY == 0 and not _capturing():
+        self.steps += 1
+        if self.steps % LOOK_EVERY == 0 and not _capturing():
             self.choose_method()
 
     def _training_sweeps(self) -> list[Sweep]:

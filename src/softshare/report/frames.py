@@ -112,13 +112,14 @@ class FrameLog(Hook):
         self.path, self.metric, self.counted = Path(path), metric or Metric(), counted
         self._frames: Frames | None = None
         self._prior: MixturePrior | None = None
-        self._films: dict[MixturePrior, Frames | None] = {}  # of the runs of a search
+        self._films: list[Frames] = []  # of the runs of a search before
+        self._goes_on = False
 
     def on_prior(self, prior: MixturePrior | None) -> None:
-        if self._prior is not None:
-            self._films[self._prior] = self._frames
-        self._prior = prior
-        self._frames = self._films.get(prior) if prior else None
+        if self._frames is not None and not self._goes_on:
+            self._films.append(self._frames)
+            self._frames = None
+        self._prior, self._goes_on = prior, False
         if prior is None:
             return
         sizes = [part.n_weights for part in prior.parts]
@@ -141,11 +142,20 @@ class FrameLog(Hook):
 
     def on_return(self, epoch: int) -> None:
         """End the film with the network that the target takes."""
-        if self._prior is None or self._frames is None:
+        film = next((film for film in self._films if film.epochs[-1] >= epoch), None)
+        if self._prior is None or film is None:
             return
-        before = int(np.searchsorted(self._frames.epochs, epoch))
-        self._frames = _join(self._frames, self._take(self._prior, epoch), before)
+        before = int(np.searchsorted(film.epochs, epoch))
+        self._frames = _join(film, self._take(self._prior, epoch), before)
         self._frames.save(self.path)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"films": [_plain(film) for film in self._films], "frames": self._frames and _plain(self._frames)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._films = [_from_plain(film) for film in state["films"]]
+        self._frames = state["frames"] and _from_plain(state["frames"])
+        self._goes_on = True
 
     def finish(self, mixtures: Mapping[str, Mixture], filters: Mapping[str, Tensor] | None = None) -> None:
         """Add the mixtures that quantized the tensors, and the filters with the values of the file."""
@@ -188,6 +198,14 @@ class FrameLog(Hook):
             sample=np.clip(np.concatenate(sample), -_LARGEST, _LARGEST).astype(np.float16)[None],
             merged=np.empty((3, len(mixtures), 0), np.float32),
         )
+
+
+def _plain(film: Frames) -> dict[str, Any]:
+    return {"about": film.about, **{name: torch.from_numpy(getattr(film, name)) for name in _arrays()}}
+
+
+def _from_plain(film: Mapping[str, Any]) -> Frames:
+    return Frames(film["about"], **{name: film[name].numpy() for name in _arrays()})
 
 
 def _join(film: Frames, frame: Frames, kept: int) -> Frames:

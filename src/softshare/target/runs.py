@@ -16,10 +16,10 @@ from softshare.train.phases import Phases
 
 
 class Kept(NamedTuple):
-    """A network of a run, which ended at this look or was at it."""
+    """The network of a run at a look."""
 
+    gentleness: float
     look: int
-    prior: MixturePrior
     model_state: dict[str, Any]
     prior_state: dict[str, Any]
 
@@ -29,26 +29,42 @@ class Runs(Hook):
 
     def __init__(self, task: Task, config: CompressConfig) -> None:
         self.task, self.config = task, config
-        self.settings, self.prior = config, MixturePrior(task.model, config.prior)  # of the present run
-        self.start = 0  # the number of its first record
+        self.gentleness = 0.0  # of the present run; then its settings, its prior and the number of its first record
+        self.settings, self.prior = config, MixturePrior(task.model, config.prior)
+        self.start = 0
         self._before = copy.deepcopy(task.model.state_dict())
 
-    def train_(self, phases: Phases, gentleness: float) -> None:
-        self.task.model.load_state_dict(self._before)
-        self.settings = gentler(self.config, gentleness)
-        relative = self.settings.retrain.scaling == "auto"
-        self.prior = MixturePrior(self.task.model, self.settings.prior, relative=relative)
-        self.start = phases.history[-1].epoch if phases.history else 0
+    def train_(self, phases: Phases) -> None:
+        """A run of the present gentleness. One that was stopped goes on."""
+        self.prior = self._prior_of(self.gentleness)
         phases.run(self.settings.retrain, prior=self.prior)
 
+    def begin(self, phases: Phases, gentleness: float) -> None:
+        """The next run is a new one."""
+        self.gentleness = gentleness
+        self.start = phases.history[-1].epoch if phases.history else 0
+
+    def _prior_of(self, gentleness: float) -> MixturePrior:
+        """The prior at the start of a run, with the network as it was before."""
+        self.task.model.load_state_dict(self._before)
+        self.settings = gentler(self.config, gentleness)
+        return MixturePrior(self.task.model, self.settings.prior, relative=self.settings.retrain.scaling == "auto")
+
     def kept(self, look: int) -> Kept:
-        return Kept(look, self.prior, _on_cpu(self.task.model), _on_cpu(self.prior))
+        return Kept(self.gentleness, look, _on_cpu(self.task.model), _on_cpu(self.prior))
 
     def restore_(self, kept: Kept) -> MixturePrior:
         """Put a network into the task's model again. Returns its prior."""
+        prior = self._prior_of(kept.gentleness)
         self.task.model.load_state_dict(kept.model_state)
-        kept.prior.load_state_dict(kept.prior_state)
-        return kept.prior
+        prior.load_state_dict(kept.prior_state)
+        return prior
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"gentleness": self.gentleness, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.gentleness, self.start = state["gentleness"], state["start"]
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from softshare.config import CompressConfig
 from softshare.errors import DivergedError
@@ -37,6 +37,17 @@ class Found(NamedTuple):
     kept: Kept
 
 
+_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_bad")  # of a search
+
+
+def _plain(found: Found) -> tuple[Any, ...]:
+    return tuple(found.merit), tuple(found.kept)
+
+
+def _found(plain: tuple[Any, ...]) -> Found:
+    return Found(plain[0], Kept(*plain[1]))
+
+
 class Search(Runs):
     """The search for one network, which trains `task.model`. `limit` is in the unit of the metric.
 
@@ -53,40 +64,59 @@ class Search(Runs):
     ) -> None:
         super().__init__(task, config)
         self.first, self.limit, self.judge = first, limit, judge
+        self._found: list[Found] = []  # of the runs before
+        self._n_runs = 0
+        self._step = 1.0  # to the gentleness of the next run, while there is no run on the other side
+        self._hard, self._gentle = -math.inf, math.inf  # the gentlest that does not fit, and the hardest that does
+        self._diverged = ""  # what a run that diverged said
         self._best: Found | None = None  # the best network of the present run so far
         self._above = math.inf  # the least that its network is above the limit, once it has settled
         self._bad = 0  # looks in a row at a broken network
 
     def run(self, phases: Phases) -> list[Found]:
         """Train. Returns the best network of each run that has one within the limit; if none has, the nearest."""
-        found: list[Found] = []
-        diverged: DivergedError | None = None
-        hard, gentle = -math.inf, math.inf  # of the gentlest run that does not fit, and of the hardest that does
-        by, step = 0.0, 1.0
-        for _ in range(MOST_RUNS):
-            self._best, self._above, self._bad = None, math.inf, 0
+        while self._n_runs < MOST_RUNS:
             try:
-                self.train_(phases, by)
+                self.train_(phases)
             except DivergedError as problem:
-                diverged = problem
+                self._diverged = str(problem)
             if self._best:
-                found.append(self._best)
-            if self._above > 0:
-                hard = by
-                step = max(step, 2.0) if self._above > FAR * self._allowed else step
-            else:
-                gentle = by
-            if math.isfinite(gentle - hard):
-                by = (hard + gentle) / 2
-            else:
-                by = min(GENTLEST, by + step) if self._above > 0 else max(HARDEST, by - step)
-                step *= 2
-            if gentle - hard <= NEAR_ENOUGH or by in (hard, gentle):
+                self._found.append(self._best)
+            by = self._next()
+            if self._gentle - self._hard <= NEAR_ENOUGH or by in (self._hard, self._gentle):
                 break
-        if not found and diverged:
-            raise diverged
-        found.sort(key=lambda f: f.merit)
-        return [f for f in found if f.merit[0] <= 0] or found[:1]
+            self._n_runs, self._best, self._above, self._bad = self._n_runs + 1, None, math.inf, 0
+            self.begin(phases, by)
+        if not self._found:
+            raise DivergedError(self._diverged, self._before)
+        self._found.sort(key=lambda f: f.merit)
+        return [f for f in self._found if f.merit[0] <= 0] or self._found[:1]
+
+    def _next(self) -> float:
+        """The gentleness of the next run, by what became of the present one."""
+        by, fits = self.gentleness, self._above <= 0
+        if fits:
+            self._gentle = by
+        else:
+            self._hard = by
+            if self._above > FAR * self._allowed:
+                self._step = max(self._step, 2.0)
+        if math.isfinite(self._gentle - self._hard):
+            return (self._hard + self._gentle) / 2
+        step, self._step = self._step, 2 * self._step
+        return max(HARDEST, by - step) if fits else min(GENTLEST, by + step)
+
+    def state_dict(self) -> dict[str, Any]:
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        found = [_plain(f) for f in self._found]
+        return {**super().state_dict(), **numbers, "found": found, "best": self._best and _plain(self._best)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
+        self._found = [_found(plain) for plain in state["found"]]
+        self._best = state["best"] and _found(state["best"])
 
     @property
     def _allowed(self) -> float:

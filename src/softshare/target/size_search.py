@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from softshare.config import CompressConfig
 from softshare.errors import DivergedError
@@ -30,26 +31,33 @@ class SizeSearch(Runs):
     def __init__(self, task: Task, config: CompressConfig, max_bytes: int, size: Callable[[MixturePrior], int]) -> None:
         super().__init__(task, config)
         self.max_bytes, self.size = max_bytes, size
+        self._sizes: dict[float, float] = {}  # by gentleness: the logarithm of the size, relative to the limit
+        self._found: list[Kept] = []
 
     def run(self, phases: Phases) -> list[Kept]:
         """Train. Returns the last network of each run, the nearest to the size first."""
-        found: list[tuple[float, Kept]] = []
-        sizes: dict[float, float] = {}  # by gentleness: the logarithm of the size, relative to the limit
-        by = 0.0
-        for _ in range(MOST_RUNS):
+        while len(self._sizes) < MOST_RUNS:
             try:
-                self.train_(phases, by)
-                size = max(1, self.size(self.prior))
-                sizes[by] = math.log(size / self.max_bytes)
-                found.append((abs(sizes[by]), self.kept(phases.history[-1].epoch)))
+                self.train_(phases)
+                self._sizes[self.gentleness] = math.log(max(1, self.size(self.prior)) / self.max_bytes)
+                self._found.append(self.kept(phases.history[-1].epoch))
             except DivergedError:
-                if not found and by >= GENTLEST:
+                if not self._found and self.gentleness >= GENTLEST:
                     raise
-                sizes[by] = -math.inf  # only a gentler run is of use
-            by = next_gentleness(sizes)
-            if min(abs(s) for s in sizes.values()) <= NEAR or by in sizes:
+                self._sizes[self.gentleness] = -math.inf  # only a gentler run is of use
+            by = next_gentleness(self._sizes)
+            if min(abs(size) for size in self._sizes.values()) <= NEAR or by in self._sizes:
                 break
-        return [kept for _, kept in sorted(found, key=lambda pair: pair[0])]
+            self.begin(phases, by)
+        return sorted(self._found, key=lambda kept: abs(self._sizes[kept.gentleness]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "sizes": self._sizes, "found": [tuple(kept) for kept in self._found]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._sizes = dict(state["sizes"])
+        self._found = [Kept(*plain) for plain in state["found"]]
 
 
 def next_gentleness(sizes: dict[float, float]) -> float:

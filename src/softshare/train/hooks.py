@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from softshare.prior.prior import MixturePrior
 
@@ -44,6 +45,13 @@ class Hook:
 
     def on_end(self) -> None:
         """Called last, even after an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that is stopped and goes on must keep of this hook: numbers, texts, tensors, and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called before all others in a run that goes on, whose first `on_epoch` is that of the next record."""
 
 
 Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to its hooks

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 from softshare.train.step import Latent
 
@@ -26,12 +28,24 @@ class Phases(Hook):
     before it ended: it shows the network as pruning or sharing has left it.
     """
 
-    def __init__(self, task: Task, epochs: int | None, hooks: Sequence[Hook], unit: float = 1.0) -> None:
+    def __init__(
+        self,
+        task: Task,
+        epochs: int | None,
+        hooks: Sequence[Hook],
+        unit: float = 1.0,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self.task, self.epochs, self.hooks = task, epochs, hooks
         self.unit = unit  # of the task's loss; the history has it as the user knows it
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
         self._started = False
+        self._checkpoint = checkpoint
+        if checkpoint:
+            checkpoint.follow("phases", self)
+            for k, hook in enumerate(hooks):
+                checkpoint.follow(f"hook {k}", hook)
 
     def __enter__(self) -> Phases:
         return self
@@ -51,8 +65,15 @@ class Phases(Hook):
     ) -> None:
         """If a hook raises `StopPhaseError`, the phase ends there."""
         with suppress(StopPhaseError):
-            retrain_(self.task, prior, config, [self], latent)
+            retrain_(self.task, prior, config, [self], latent, self._checkpoint)
         self._done = self.history[-1].epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [vars(record) for record in self.history], "done": self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history = tuple(EpochRecord(**record) for record in state["history"])
+        self._done = state["done"]
 
     def on_prior(self, prior: MixturePrior | None) -> None:
         for hook in self.hooks:

@@ -26,6 +26,11 @@ class PriorStep:
         self._assigned: list[Tensor] = []  # the component of each weight in a hard step, and the weights behind
         self._kept: list[Tensor] = []
 
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are not the network's."""
+        return []
+
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of the mixture that the network's optimizer must train."""
         return self._prior.param_groups()
@@ -85,6 +90,10 @@ class ReplayedPriorStep(PriorStep):
         """Whether this is faster than single launches, and possible: a graph would draw the same sample each time."""
         small = prior.view.n_weights <= SMALL and prior.config.sample_one_in == 1
         return small and prior.means.device.type == "cuda"
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._optimizer]
 
     def param_groups(self) -> list[dict[str, Any]]:
         return []

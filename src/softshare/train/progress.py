@@ -6,7 +6,7 @@ import csv
 import os
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -24,12 +24,15 @@ class ProgressBar(Hook):
         self.metric = metric or Metric()
         self._progress: Progress | None = None
         self._runs = 0
+        self._first: int | None = None  # number of the run's first record
+        self._goes_on = False
 
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         self.on_end()
         self._epochs, self._steps, self._started = epochs, steps_per_epoch, time.monotonic()
-        self._first: int | None = None  # number of the run's first record
-        self._runs += 1
+        if not self._goes_on:
+            self._first, self._runs = None, self._runs + 1
+        self._goes_on = False
         self._name = self.title + (f", run {self._runs}" if self._runs > 1 else "")
         if self.console.is_terminal:
             columns = (
@@ -60,6 +63,12 @@ class ProgressBar(Hook):
             line = f"{text}  {done}/{self._epochs}, {left:.0f} s left"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first, "runs": self._runs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._first, self._runs, self._goes_on = state["first"], state["runs"], True
+
     def on_end(self) -> None:
         if self._progress:
             self._progress.stop()
@@ -72,20 +81,29 @@ class CsvLog(Hook):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._file: TextIO | None = None
+        self._rows: list[list[Any]] = []  # the first has the names
 
     def on_epoch(self, record: EpochRecord) -> None:
         row = {**vars(record), **{f"density/{name}": value for name, value in record.density.items()}}
         del row["density"]
+        self._rows += [list(row.values())] if self._rows else [list(row), list(row.values())]
         try:
             if self._file is None:
                 self._file = self.path.open("w", newline="")
-                csv.writer(self._file).writerow(row)
-            csv.writer(self._file).writerow(row.values())
+                csv.writer(self._file).writerows(self._rows)
+            else:
+                csv.writer(self._file).writerow(self._rows[-1])
             self._file.flush()
         except OSError as error:
             raise ConfigError(f"cannot write {self.path}: {error.strerror or error}") from error
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rows = [list(row) for row in state["rows"]]
+
     def on_end(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
+            self._file, self._rows = None, []

@@ -20,6 +20,7 @@ from softshare.train.captured import CapturedStep
 from softshare.train.distill import distilled
 from softshare.train.hard import quantized
 from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.resume import Checkpoint, Training
 from softshare.train.step import Latent, Step
 from softshare.train.supply import Supply
 from softshare.train.zeroing import bit_price, least_worth, spare_bits_
@@ -33,11 +34,13 @@ def retrain_(
     config: RetrainConfig,
     hooks: Sequence[Hook] = (),
     latent: Latent | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[EpochRecord, ...]:
     """Train `task.model` and `prior` in place and return the history. Without a prior this is plain training.
 
     With `latent`, the optimizer trains that, and the model's parameters follow from it. With `config.distill`, a copy
-    of the network made now is the teacher.
+    of the network made now is the teacher. With `checkpoint`, a training that was stopped goes on from there, and the
+    history is that of the rest.
 
     A NaN or infinite loss raises `DivergedError`, and restores the model and the prior of the last good epoch. The
     global random state is seeded for the run and restored afterwards.
@@ -46,18 +49,21 @@ def retrain_(
         task = distilled(task, task.model, config.distill)
     run_step = (CapturedStep if config.capture else Step)(task, prior, config, latent)
     supply = Supply(task.train, config)
+    training = Training(task, prior, run_step, supply)
     history: list[EpochRecord] = []
     with seeded(task.model, config.seed), _notified(hooks):
         run_step.latent.push_()
         for hook in hooks:
             hook.on_prior(prior)
             hook.on_start(config.looks, supply.steps_per_look)
-        for epoch in range(config.looks + 1):
+        if checkpoint:
+            checkpoint.follow("training", training)
+        for epoch in range(training.look, config.looks + 1):
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)
             try:
                 if epoch > 0:
-                    task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks)
+                    task_loss, tau = _train_until(epoch, training, config, hooks, checkpoint)
                 record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except FloatingPointError as problem:
                 _restore(task, prior, good)
@@ -70,40 +76,39 @@ def retrain_(
             history.append(record)
             for hook in hooks:
                 hook.on_epoch(record)
+            training.look, training.step = epoch + 1, 0
     return tuple(history)
 
 
 def _train_until(
-    look: int,
-    supply: Supply,
-    task: Task,
-    prior: MixturePrior | None,
-    run_step: Step,
-    config: RetrainConfig,
-    hooks: Sequence[Hook],
+    look: int, training: Training, config: RetrainConfig, hooks: Sequence[Hook], checkpoint: Checkpoint | None
 ) -> tuple[float, float]:  # mean task loss, and tau of the last step
+    task, prior, run_step, supply = training.task, training.prior, training.run_step, training.supply
     task.model.train()
-    if prior:
-        prior.choose_method()
-    run_step.sums.zero_()
-    step, tau = 0, 0.0
-    for step, (batch, progress) in enumerate(supply.until(look), start=1):
-        tau = config.tau_at(progress) if prior else 0.0
+    if training.step == 0:  # else the look goes on
+        if prior:
+            prior.choose_method()
+        run_step.sums.zero_()
+    for batch, progress in supply.until(look, training.step):
+        training.tau = tau = config.tau_at(progress) if prior else 0.0
         run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
         run_step(batch)
-        if step % CHECK_EVERY == 0:
+        training.look, training.step = look, training.step + 1
+        if training.step % CHECK_EVERY == 0:
             _require_finite("the loss", float(run_step.sums[1]))
         for hook in hooks:
-            hook.on_step(look, step)
+            hook.on_step(look, training.step)
+        if checkpoint:
+            checkpoint.tick()
     _require_finite("the loss", float(run_step.sums[1]))
     for name, parameter in task.model.named_parameters():  # no loss has seen the last step yet
         if parameter.requires_grad and parameter.numel():
             _require_finite(name, float(parameter.detach().abs().max()))
     if prior and run_step.hard and run_step.curvature:
         curvatures = run_step.curvature.estimate(supply.batch_size(task.n_examples))
-        spare_bits_(prior, curvatures, bit_price(tau, config, task.n_examples), least_worth(config))
-    return float(run_step.sums[0]) / step, tau
+        spare_bits_(prior, curvatures, bit_price(training.tau, config, task.n_examples), least_worth(config))
+    return float(run_step.sums[0]) / training.step, training.tau
 
 
 def _record(

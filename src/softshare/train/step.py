@@ -82,6 +82,27 @@ class Step:
             self._prior_step.set(tau / self.config.counted(self.task.n_examples), decay)
         self._set_rates([base * decay for base in self._base_rates])
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizers": [optimizer.state_dict()["state"] for optimizer in self._all_optimizers()],
+            "curvature": self.curvature and self.curvature.state_dict(),
+            "sums": self.sums,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The learning rates stay: they follow from the progress of the run."""
+        for optimizer, loaded in zip(self._all_optimizers(), state["optimizers"], strict=True):
+            groups = optimizer.param_groups
+            optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.param_groups = groups  # torch has made others, but the rates are set in these
+        if self.curvature:
+            self.curvature.load_state_dict(state["curvature"])
+        self.sums.copy_(state["sums"])
+        self._first = False
+
+    def _all_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [*self.optimizers, *(self._prior_step.optimizers if self._prior_step else [])]
+
     def _set_rates(self, rates: list[float]) -> None:
         for group, rate in zip(self._groups, rates, strict=True):
             group["lr"] = rate

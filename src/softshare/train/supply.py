@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import examples_in
+from softshare.train.random_state import random_state, set_random_state
 
 
 class Supply:
@@ -18,45 +21,83 @@ class Supply:
         self._per_pass = length_of(batches)  # None until the first pass has ended
         self._rows = 1  # of the last batch
         self._stream = self.endless()
+        self._pass, self._done = 0, 0  # the present pass, and the batches of it that were handed out
+        self._iterator: Iterator[Any] | None = None  # of the present pass
+        self._start: dict[str, Any] = {}  # the random states at its start
 
     @property
     def steps_per_look(self) -> int | None:
         return self._per_pass if self._config.epochs else -(-self._config.steps // self._config.looks)
 
-    def until(self, look: int) -> Iterator[tuple[Any, float]]:
-        """The batches up to this look, counted from 1, each with the share of the run that is done before it."""
-        if self._config.epochs:
-            yield from self._pass(look, self._config.epochs)
+    def until(self, look: int, done: int = 0) -> Iterator[tuple[Any, float]]:
+        """The batches up to this look, counted from 1, each with the share of the run that is done before it.
+
+        Of the batches since the look before, `done` were handed out already, to a run that was stopped.
+        """
+        if epochs := self._config.epochs:
+            for batch in self._present_pass():
+                n = self._done
+                yield batch, (look - 1 + (n - 1) / max(n, self._per_pass or 0)) / epochs
             return
         steps, looks = self._config.steps, self._config.looks
-        for step in range(steps * (look - 1) // looks, steps * look // looks):
+        for step in range(steps * (look - 1) // looks + done, steps * look // looks):
             yield next(self._stream), step / steps
-
-    def _pass(self, epoch: int, epochs: int) -> Iterator[tuple[Any, float]]:
-        n = 0
-        for n, batch in enumerate(self._batches, start=1):
-            yield batch, (epoch - 1 + (n - 1) / max(n, self._per_pass or 0)) / epochs
-        self._end_pass(n, epoch)
 
     def endless(self) -> Iterator[Any]:
         """Pass after pass."""
-        epoch = 0
         while True:
-            epoch, n = epoch + 1, 0
-            for batch in self._batches:
-                n += 1
-                self._rows = examples_in(batch) or 1
-                yield batch
-            self._end_pass(n, epoch)
+            yield from self._present_pass()
 
-    def _end_pass(self, n: int, epoch: int) -> None:
-        if n == 0:
-            when = "" if epoch == 1 else f" in pass {epoch}"
+    def _present_pass(self) -> Iterator[Any]:
+        """A new pass, or what is left of one that is under way."""
+        if self._iterator is None:
+            self._begin_pass()
+        assert self._iterator is not None
+        for batch in self._iterator:
+            self._done += 1
+            self._rows = examples_in(batch) or 1
+            yield batch
+        self._iterator = None
+        if self._done == 0:
+            when = "" if self._pass == 1 else f" in pass {self._pass}"
             raise ConfigError(
                 f"Task.train: expected at least one batch, got none{when}. It must give its batches each time it is "
                 "iterated"
             )
-        self._per_pass = n
+        self._per_pass = self._done
+
+    def _begin_pass(self) -> None:
+        self._pass, self._done = self._pass + 1, 0
+        self._start = random_state()
+        if isinstance(generator := getattr(self._batches, "generator", None), torch.Generator):  # of a DataLoader
+            self._start["own"] = generator.get_state()
+        self._iterator = iter(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "pass": self._pass,
+            "done": self._done,
+            "per_pass": self._per_pass,
+            "rows": self._rows,
+            "start": self._start if self._iterator is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A pass that was under way is begun as it was then, and its first batches are passed over.
+
+        This draws random numbers.
+        """
+        self._pass, self._per_pass, self._rows = state["pass"], state["per_pass"], state["rows"]
+        if state["start"] is None:
+            return
+        set_random_state(state["start"])
+        if "own" in state["start"]:
+            self._batches.generator.set_state(state["start"]["own"])  # type: ignore[attr-defined]
+        self._pass -= 1
+        self._begin_pass()
+        assert self._iterator is not None
+        for self._done in range(1, state["done"] + 1):
+            next(self._iterator)
 
     def batch_size(self, n_examples: int) -> float:
         """The mean over a pass; before one has ended, if the batches have no length, that of the last batch."""
