@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
     from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
+    from softshare.train.resume import Checkpoint
 
 _HOMES = {
     "softshare.codec": ("inspect", "load", "load_into_"),
@@ -67,11 +68,13 @@ _HOMES = {
     "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome", "WithinNoise"),
     "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
+    "softshare.train.resume": ("Checkpoint",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Beta",
+    "Checkpoint",
     "CompressConfig",
     "Compressed",
     "Dirichlet",
