@@ -31,6 +31,7 @@ from softshare.paper.verify import verify
 from softshare.result import Result
 from softshare.task import Task
 from softshare.train.hooks import Hook
+from softshare.train.resume import Checkpoint
 from softshare.zoo import experiments
 from softshare.zoo.datasets import Split
 from softshare.zoo.experiments import TaskConfig, pretraining_settings
@@ -203,6 +204,33 @@ def test_one_pre_training_serves_all_methods_of_a_seed(made: Made) -> None:
     for seed in (0, 1):
         assert len({before[seed, m] for m in METHODS[:3]}) == 1
         assert before[seed, "scratch"] > before[seed, "dns"]  # not trained at all
+
+
+def test_stopped_again_and_again_it_gives_the_same(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the pre-training, and in the method: every sitting has one step."""
+    left = 0
+
+    def tick(self: Checkpoint) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            self.write()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "tick", tick)
+    sittings = 0
+    while True:
+        left, sittings = 1, sittings + 1
+        try:
+            (again,) = reproduce(NAME, ["softshare"], [1], tmp_path / "out", checkpoints=tmp_path / "pretrained")
+            break
+        except KeyboardInterrupt:
+            continue
+    (whole,) = (r for r in made.results if (r.method, r.seed) == ("softshare", 1))
+    assert sittings > 2
+    assert stable(again) == stable(whole)
+    assert sorted(contents(tmp_path / "out")) == pair("softshare", 1)
+    assert [path.suffix for path in (tmp_path / "pretrained").iterdir()] == [".safetensors"]
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from softshare.result import Result, final_error, measure
 from softshare.route import compress
 from softshare.task import Task
 from softshare.train.hooks import Hook, Hooks, no_hooks, say_nothing
+from softshare.train.resume import Checkpoint
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_, pretraining_settings
 
 
@@ -137,9 +138,11 @@ class _Bench:
         recipe, title = job.recipe, f"{job.recipe.method}, seed {job.recipe.config.seed}"
         with _deterministic():
             task, error_before = self.start(recipe)
-            compressed = run_method(task, recipe.config, self.hooks(title))
+            checkpoint = Checkpoint(job.folder.with_name(f".{job.folder.name}.run"))
+            compressed = run_method(task, recipe.config, self.hooks(title), checkpoint)
             result = self.measure(task, compressed, recipe, error_before)
         write_pair(job.folder, compressed.to_bytes(), result.to_json().encode())
+        checkpoint.remove()
         return result
 
     def start(self, recipe: Recipe) -> tuple[Task, float]:
@@ -161,9 +164,11 @@ class _Bench:
         if file and file.exists():
             load_state_(task.model, load_checkpoint(file), str(file))
             return
-        pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"))
-        if file:
+        checkpoint = Checkpoint(file.with_suffix(".run")) if file else None
+        pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"), checkpoint)
+        if file and checkpoint:
             save_checkpoint(file, task.model.state_dict())
+            checkpoint.remove()
 
     def error_on_cpu(self, model: torch.nn.Module) -> float:
         """The error on the CPU, as `softshare verify` measures it. A GPU may differ by single images."""
@@ -177,13 +182,16 @@ class _Bench:
         return dataclasses.replace(result, config=recorded_config(recipe), published_ratio=own)
 
 
-def run_method(task: Task, config: MethodConfig, hooks: Sequence[Hook] = ()) -> Compressed:
+def run_method(
+    task: Task, config: MethodConfig, hooks: Sequence[Hook] = (), checkpoint: Checkpoint | None = None
+) -> Compressed:
+    """Rivals have no checkpoint: they begin anew."""
     match config:
         case DeepCompressionConfig():
             return deep_compression(task, config, hooks)
         case DnsConfig():
             return dns(task, config, hooks)
-    return compress(task, config, hooks, target=None)
+    return compress(task, config, hooks, target=None, checkpoint=checkpoint)
 
 
 @contextmanager

@@ -98,6 +98,10 @@ class Checkpoint:
         write_atomic(self.path, buffer.getvalue())
         self._written = time.monotonic()
 
+    def remove(self) -> None:
+        """The run is over, and what came of it is saved."""
+        self.path.unlink(missing_ok=True)
+
     @contextmanager
     def guarding(self) -> Iterator[None]:
         """Within, SIGINT and SIGTERM wait for the end of a step. The second one does not."""

@@ -17,6 +17,8 @@ from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.phases import Phases
+from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist
 from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
@@ -153,9 +155,16 @@ def _load(experiment: Experiment, data: Path | None) -> tuple[str, tuple[Split, 
         raise NotAvailableError(f"{experiment.name}: {problem}") from None
 
 
-def pretrain_(task: Task, config: RetrainConfig, hooks: Sequence[Hook] = ()) -> tuple[EpochRecord, ...]:
-    """Train without a prior."""
-    return retrain_(task, None, config, hooks)
+def pretrain_(
+    task: Task, config: RetrainConfig, hooks: Sequence[Hook] = (), checkpoint: Checkpoint | None = None
+) -> tuple[EpochRecord, ...]:
+    """Train without a prior. With `checkpoint`, a training that was stopped goes on from there."""
+    if checkpoint is None:
+        return retrain_(task, None, config, hooks)
+    checkpoint.begin([task.name, task.dataset, task.n_examples, pretraining_settings(config), torch.__version__])
+    with checkpoint.guarding(), Phases(task, config.looks, hooks, checkpoint=checkpoint) as phases:
+        phases.run(config)
+    return phases.history
 
 
 def pretraining_settings(config: RetrainConfig) -> dict[str, Any]:
