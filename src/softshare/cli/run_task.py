@@ -22,14 +22,17 @@ from softshare._util.run_folder import (
     PRETRAINED,
     RESULT,
     RETRAINED,
-    UNFINISHED,
+    TRAINED,
     earlier_files,
     output_folder,
+    unfinished_folder,
 )
 from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.spared import Spared, spared
 from softshare.cli.task_options import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
+from softshare.compressed import Compressed
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, DivergedError
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
@@ -39,7 +42,7 @@ from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
-from softshare.result import measure
+from softshare.result import Result, measure
 from softshare.route import compress as compress_task
 from softshare.target.files import check_size
 from softshare.target.limits import MaxBytes, Target, WithinNoise, check_target
@@ -91,40 +94,53 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     seed, target, weights, overwrite = config.seed, options.target, options.weights, options.overwrite
     task = load_task(spec, options.device, seed, options.task)
     pretrains = spec in EXPERIMENTS and not weights and not options.task.from_scratch
-    if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
-        weights, overwrite = folder / PRETRAINED, True  # from `softshare pretrain`
+    over = [PRETRAINED] if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED] else []
+    if over:
+        weights = folder / PRETRAINED  # from `softshare pretrain`
     made_of = _pretraining(spec, weights, options.task, seed)
     _require_the_same(made_of.get("pretrain"), options.pretrained)
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}")
     recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
+
+    def with_records(result: Result) -> Result:
+        return dataclasses.replace(result, config={**result.config, **recorded})
+
     WeightView.of(task.model, config.prior.rules).check()  # before anything is trained or written
     if target is not None:
         check_target(target, config)
         if isinstance(target, MaxBytes):
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
+    pretrains = pretrains and not weights
     with (
-        options.watching.hooks(folder / UNFINISHED, task.metric) as watchers,
-        output_folder(folder, overwrite) as unfinished,
+        options.watching.hooks(unfinished_folder(folder), task.metric) as watchers,
+        output_folder(folder, overwrite, over, (PRETRAINED, *TRAINED) if pretrains else TRAINED) as unfinished,
     ):
-        if pretrains and not weights:
+        if pretrains:
             pretrain_into(task, spec, unfinished, seed)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         film = FrameLog(unfinished / FRAMES, task.metric, "look" if config.retrain.epochs is None else "epoch")
         try:
             hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
-            compressed = compress_task(task, config, hooks, target=target)
+            compressed = compress_task(task, config, [Spared(hook) for hook in hooks], target=target)
         except DivergedError as error:
-            save_checkpoint(unfinished / LAST_GOOD, error.state)
+            with spared(f"saving {LAST_GOOD}"):
+                save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
-        film.finish(compressed.mixtures, kept_filters(task.model, compressed))
-        save_checkpoint(unfinished / RETRAINED, compressed.retrained)
-        compressed.save(unfinished / MODEL)
-        fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
-        result = measure(task, compressed, config, method=options.method, model=fresh)
-        result = dataclasses.replace(result, config={**result.config, **recorded})
+        compressed.save(unfinished / MODEL)  # first what took the training, the smallest before the rest
+        try:
+            save_checkpoint(unfinished / RETRAINED, compressed.retrained)
+            with spared("the film for the report"):
+                film.finish(compressed.mixtures, kept_filters(task.model, compressed))
+            result = with_records(_measured(task, compressed, config, options, spec))
+        except Exception:  # the test failed, or the disk is full: the run is kept, with what can be known of it
+            with contextlib.suppress(Exception):
+                with_records(_measured(_without_test(task), compressed, config, options, spec)).save(
+                    unfinished / RESULT
+                )
+            raise
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     for message in compressed.messages:
@@ -144,8 +160,17 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             raise typer.Exit(NOT_MET)
 
 
+def _measured(task: Task, compressed: Compressed, config: CompressConfig, options: RunOptions, spec: str) -> Result:
+    fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
+    return measure(task, compressed, config, method=options.method, model=fresh)
+
+
+def _without_test(task: Task) -> Task:
+    return dataclasses.replace(task, test=None, dataset=f"{task.dataset}, validation") if task.test else task
+
+
 def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
-    pretrain_(task, _schedule(name, seed), [ProgressBar("pre-train")])
+    pretrain_(task, _schedule(name, seed), [Spared(ProgressBar("pre-train"))])
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
 
 

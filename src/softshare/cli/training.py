@@ -61,6 +61,7 @@ def pretrain(
     """Train the network of an experiment from scratch and save it as a safetensors file."""
     from softshare._util.run_folder import PRETRAINED, output_folder
     from softshare.cli.run_task import out, pretrain_into
+    from softshare.cli.spared import spared
     from softshare.result import final_error
     from softshare.zoo.experiments import make_task
 
@@ -69,7 +70,9 @@ def pretrain(
     folder = folder or Path("runs") / experiment
     with output_folder(folder, overwrite) as unfinished:
         pretrain_into(task, experiment, unfinished, seed)
-    out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}")
+    out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
+    with spared("the test"):
+        out.print(f"test error {final_error(task, task.model):.2f}%")
 
 
 def compress(
