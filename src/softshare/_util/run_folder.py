@@ -57,7 +57,15 @@ def _beside(path: Path, what: str) -> Path:
 
 
 def _named(path: Path) -> Path:
-    return path.resolve() if path.name in ("", "..") else path
+    path = path.resolve() if path.name in ("", "..") else path
+    if not path.name:
+        raise _cannot_replace(path, "the root of a file system")
+    return path
+
+
+def _cannot_replace(path: Path, what: str) -> ConfigError:
+    below = f"Give a folder below it as --out, such as {path / 'run'}"
+    return ConfigError(f"{path} is {what}, which cannot be replaced in one step. {below}")
 
 
 @contextlib.contextmanager
@@ -118,20 +126,17 @@ def _recover(path: Path) -> None:
     remove_run(replaced, path)
     if kind_of(replaced):
         raise ConfigError(f"{replaced} holds {_names(replaced)[0]}, which softshare has not written. Move it away")
-    if not earlier_files(path) and kind_of(unfinished / RESULT):  # its last file was written
+    if not earlier_files(path) and kind_of(unfinished / MODEL) and kind_of(unfinished / RESULT):  # its last file
         _finish(path)
 
 
 def require_free(path: Path, overwrite: bool, over: Sequence[str] = ()) -> None:
     """Raise unless a run may be written to the path: nothing is there, or an earlier run that may be replaced."""
     require_folder(path)
-    real = path.resolve()
-    if os.path.ismount(path) or real in (Path.cwd(), *Path.cwd().parents):
-        why = "the root of a file system" if os.path.ismount(path) else "the folder you are in, or one above it"
-        raise ConfigError(
-            f"{path} is {why}, which cannot be replaced in one step. Give a folder below it as --out, such as "
-            f"{path / 'run'}"
-        )
+    if os.path.ismount(path):
+        raise _cannot_replace(path, "the root of a file system")
+    if path.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise _cannot_replace(path, "the folder you are in, or one above it")
     earlier = earlier_files(path)
     if earlier and not overwrite and earlier != list(over):
         raise ConfigError(f"{path} holds an earlier run ({earlier[0]}). Give --overwrite or another --out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -25,13 +26,17 @@ def put_in_place(new: Path, path: Path, aside: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if exchange(new, path):
-            sync_folder(path.parent)
-            os.rename(new, aside)
+            with contextlib.suppress(OSError):  # the new folder is in its place
+                os.rename(new, aside)
         else:
             os.rename(path, aside)
-            sync_folder(path.parent)
-            os.rename(new, path)
-    sync_folder(path.parent)
+            try:
+                os.rename(new, path)
+            except OSError:
+                put_back(path, aside)
+                raise
+    with contextlib.suppress(OSError):  # without it, a power cut may bring the old folder back
+        sync_folder(path.parent)
 
 
 def put_back(path: Path, aside: Path) -> None:

@@ -129,9 +129,8 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             with spared(f"saving {LAST_GOOD}"):
                 save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
-        compressed.save(unfinished / MODEL)  # first what took the training, the smallest before the rest
         try:
-            save_checkpoint(unfinished / RETRAINED, compressed.retrained)
+            _save_networks(unfinished, compressed)  # first what took the training
             with spared("the film for the report"):
                 film.finish(compressed.mixtures, kept_filters(task.model, compressed))
             result = with_records(_measured(task, compressed, config, options, spec))
@@ -158,6 +157,14 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         out.print(str(compressed.outcome))
         if not compressed.outcome.met:
             raise typer.Exit(NOT_MET)
+
+
+def _save_networks(folder: Path, compressed: Compressed) -> None:
+    """Both, or the one that can be written: the file is small, and the checkpoint needs no encoding."""
+    try:
+        compressed.save(folder / MODEL)
+    finally:
+        save_checkpoint(folder / RETRAINED, compressed.retrained)
 
 
 def _measured(task: Task, compressed: Compressed, config: CompressConfig, options: RunOptions, spec: str) -> Result:
