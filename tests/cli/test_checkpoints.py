@@ -106,7 +106,7 @@ def test_a_place_that_cannot_be_written_is_found_out_at_once(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr(
         "softshare.datafree.compress_weights.compress_weights", lambda *_, **__: pytest.fail("the work was begun")
     )
@@ -114,7 +114,7 @@ def test_a_place_that_cannot_be_written_is_found_out_at_once(
     for file in (tmp_path / "small.sws", tmp_path / "new" / "small.sws"):
         assert run(*args, file) == 2
         message = capsys.readouterr().err
-        assert f"cannot write {file.parent}" in message
+        assert f"cannot write to the folder {file.parent}" in message
         assert "No space left" in message
     for more in ([], ["--overwrite"]):
         assert run(*args, tmp_path, *more) == 2

@@ -314,7 +314,7 @@ def test_a_result_of_other_settings_is_kept_with_a_message(copy: Path) -> None:
 def test_overwrite_makes_them_again(copy: Path, made: Made) -> None:
     files = [copy / name for name in pair("scratch", 0)]
     for file in files:
-        file.write_bytes(b"{}")
+        file.write_bytes(file.read_bytes()[:20])
     (result,) = reproduce(NAME, ["scratch"], [0], copy, overwrite=True)
     assert stable(result) == stable(made.results[3])
     assert all(c.ok for c in verify(copy))
@@ -335,12 +335,13 @@ def test_a_kept_result_that_cannot_be_read(copy: Path) -> None:
         reproduce(NAME, METHODS, [0, 1], copy, hooks=no_training)
 
 
-# A file and its result, both or neither
+# A file and its result
 
 
 def test_a_pair_that_cannot_be_written_leaves_the_earlier_one(
     copy: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What could be written is kept, but never beside the result of another file."""
     before = contents(copy)
 
     def full(path: Path, data: bytes) -> int:
@@ -349,27 +350,30 @@ def test_a_pair_that_cannot_be_written_leaves_the_earlier_one(
         return write_atomic(path, data)
 
     monkeypatch.setattr(run_folder, "write_atomic", full)
-    with pytest.raises(ConfigError, match="the disk is full"):
-        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1].to_json().encode())
-    with pytest.raises(ConfigError, match="the disk is full"):
-        write_pair(copy / NAME / "softshare/seed-9", b"another", made.results[1].to_json().encode())
-    assert contents(copy) == before
+    for seed in ("seed-0", "seed-9"):
+        with pytest.raises(ConfigError, match="the disk is full"):
+            write_pair(copy / NAME / "softshare" / seed, b"another", made.results[1].to_json().encode())
+    new = {f"{NAME}/softshare/{folder}/model.sws": b"another" for folder in (".seed-0.unfinished", "seed-9")}
+    assert contents(copy) == before | new
 
 
-def test_stopped_between_the_two_neither_is_left(copy: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace, calls = os.replace, list[Path]()
+def test_a_measurement_that_fails_does_not_cost_the_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such image")
 
-    def stop(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) == 2:
-            raise OSError("stopped")
-        replace(source, target)
+    before = contents(copy)
+    monkeypatch.setattr("softshare.paper.reproduce.measure", fail)
+    with pytest.raises(RuntimeError, match="no such image"):
+        list(reproduce(NAME, ["scratch"], [0], copy, overwrite=True))
+    kept = f"{NAME}/scratch/.seed-0.unfinished/model.sws"
+    assert contents(copy) == before | {kept: (copy / kept).read_bytes()}
 
-    monkeypatch.setattr(run_folder, "write_atomic", lambda path, data: path.write_bytes(data))
-    monkeypatch.setattr(os, "replace", stop)
-    with pytest.raises(ConfigError, match=r"cannot write .*seed-0: stopped"):
-        write_pair(copy / NAME / "softshare/seed-0", b"another", made.results[1].to_json().encode())
-    assert [p.name for p in (copy / NAME / "softshare").iterdir()] == ["seed-1"]
+
+def test_a_result_that_is_no_result_is_refused_before_the_training(copy: Path) -> None:
+    (copy / pair("dns", 1)[1]).write_text("my own")
+    (copy / pair("dns", 1)[0]).unlink()
+    with pytest.raises(ConfigError, match=r"seed-1 holds result\.json, which is no file of a run"):
+        reproduce(NAME, METHODS, [0, 1], copy, hooks=no_training)
 
 
 # What is refused, before anything is trained

@@ -21,6 +21,7 @@ from softshare.cli.records import report, reproduce, results, verify
 from softshare.cli.searching import tune
 from softshare.cli.settings import config
 from softshare.cli.start import init
+from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
 from softshare.errors import SoftShareError
 
@@ -77,11 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a name that the terminal cannot show must not end the program
-    try:
-        app(args=list(argv) if argv is not None else None)
-    except SoftShareError as error:
-        console(stderr=True).print(f"softshare: {error}", style="red", soft_wrap=True)
-        return 2
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    with lasting_streams():
+        try:
+            app(args=list(argv) if argv is not None else None)
+        except SoftShareError as error:
+            text = "\n".join([f"softshare: {error}", *getattr(error, "__notes__", ())])
+            console(stderr=True).print(text, style="red", soft_wrap=True)
+            return 2
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0

@@ -39,7 +39,7 @@ def quantize(
 
     At the same accuracy the file is larger than one from `softshare compress`. Measure the network before you ship it.
     """
-    from softshare._util.files import require_writable
+    from softshare._util.files import require_plain, require_writable
     from softshare._util.run_folder import made_folder
     from softshare.cli import tables
     from softshare.cli.console import console
@@ -54,6 +54,7 @@ def quantize(
         raise ConfigError(f"{checkpoint} is a .sws file already; expected a safetensors file")
     if file.is_dir():
         raise ConfigError(f"--out: expected the name of a file, but {file} is a folder")
+    require_plain(file)
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} already exists. Give --overwrite or another --out")
     start = time.perf_counter()

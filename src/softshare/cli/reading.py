@@ -65,10 +65,11 @@ def decompress(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Decode a file and write its tensors as safetensors."""
+    from softshare._util.files import require_plain
     from softshare.codec import MAX_BYTES, load
     from softshare.network.checkpoint import save_checkpoint
 
-    if target.exists() and not overwrite:
+    if require_plain(target) is not None and not overwrite:
         raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if batch_norm and task is None:
         raise ConfigError("--batch-norm: expected --task as well, because a file holds no network and no data")
@@ -148,13 +149,14 @@ def export(
     input of the network is the batch, or its first item. If the batch is a dict, all its tensors are inputs by name,
     except `labels`: with those, a Hugging Face model would compute its loss.
     """
+    from softshare._util.files import require_plain
     from softshare.export import export_onnx, export_sparse
 
     targets = [target for target in (onnx, sparse) if target is not None]
     if not targets:
         raise ConfigError("expected --onnx FILE or --sparse FILE, got neither")
     for target in targets:
-        if target.exists() and not overwrite:
+        if require_plain(target) is not None and not overwrite:
             raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if onnx is None and (task or batch_norm or data):
         raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx. Leave them out")

@@ -15,23 +15,29 @@ import typer
 
 from softshare._util.files import read_bytes
 from softshare._util.run_folder import (
+    EVERY,
     FRAMES,
     HISTORY,
     LAST_GOOD,
     MODEL,
     PRETRAINED,
+    PRETRAINING,
     RESULT,
     RETRAINED,
-    UNFINISHED,
+    RETRAINING,
+    TRAINED,
     earlier_files,
     output_folder,
+    unfinished_folder,
 )
 from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.spared import Spared, spared
 from softshare.cli.task_options import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
+from softshare.compressed import Compressed
 from softshare.config import CompressConfig, RetrainConfig
-from softshare.errors import ConfigError, DivergedError
+from softshare.errors import ConfigError, DivergedError, StoppedError
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
 from softshare.network.weights import WeightView, load_state_
 from softshare.prior.prior import MixturePrior
@@ -39,13 +45,14 @@ from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.report.tensorboard import TensorBoardLog
-from softshare.result import measure
+from softshare.result import Result, measure
 from softshare.route import compress as compress_task
 from softshare.target.files import check_size
 from softshare.target.limits import MaxBytes, Target, WithinNoise, check_target
 from softshare.task import Metric, Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
+from softshare.train.resume import Checkpoint
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 NOT_MET = 3  # exit status: a file was written, but it does not meet the target
@@ -78,6 +85,8 @@ class RunOptions:
     method: str = "softshare"
     weights: Path | None = None
     overwrite: bool = False
+    resume: bool = False
+    checkpoint_every: float = EVERY
     device: str = "auto"
     task: TaskOptions = field(default_factory=TaskOptions)
     watching: Watching = field(default_factory=Watching)
@@ -91,40 +100,59 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     seed, target, weights, overwrite = config.seed, options.target, options.weights, options.overwrite
     task = load_task(spec, options.device, seed, options.task)
     pretrains = spec in EXPERIMENTS and not weights and not options.task.from_scratch
-    if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED]:
-        weights, overwrite = folder / PRETRAINED, True  # from `softshare pretrain`
+    over = [PRETRAINED] if pretrains and not overwrite and earlier_files(folder) == [PRETRAINED] else []
+    if over:
+        weights = folder / PRETRAINED  # from `softshare pretrain`
     made_of = _pretraining(spec, weights, options.task, seed)
     _require_the_same(made_of.get("pretrain"), options.pretrained)
     if weights:
         load_state_(task.model, load_checkpoint(weights), str(weights))
         out.print(f"pre-trained weights: {weights}")
     recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
+
+    def with_records(result: Result) -> Result:
+        return dataclasses.replace(result, config={**result.config, **recorded})
+
     WeightView.of(task.model, config.prior.rules).check()  # before anything is trained or written
     if target is not None:
         check_target(target, config)
         if isinstance(target, MaxBytes):
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
+    pretrains = pretrains and not weights
+    trained = (PRETRAINED, *TRAINED) if pretrains else TRAINED
     with (
-        options.watching.hooks(folder / UNFINISHED, task.metric) as watchers,
-        output_folder(folder, overwrite) as unfinished,
+        going_on(),
+        options.watching.hooks(unfinished_folder(folder), task.metric) as watchers,
+        output_folder(folder, overwrite, over, trained, options.resume) as unfinished,
     ):
-        if pretrains and not weights:
-            pretrain_into(task, spec, unfinished, seed)
+        if pretrains and (unfinished / PRETRAINED).exists():
+            load_state_(task.model, load_checkpoint(unfinished / PRETRAINED), str(unfinished / PRETRAINED))
+        elif pretrains:
+            pretrain_into(task, spec, unfinished, seed, options.checkpoint_every)
         else:
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         film = FrameLog(unfinished / FRAMES, task.metric, "look" if config.retrain.epochs is None else "epoch")
         try:
             hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
-            compressed = compress_task(task, config, hooks, target=target)
+            checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every)
+            compressed = compress_task(
+                task, config, [Spared(hook) for hook in hooks], target=target, checkpoint=checkpoint
+            )
         except DivergedError as error:
-            save_checkpoint(unfinished / LAST_GOOD, error.state)
+            with spared(f"saving {LAST_GOOD}"):
+                save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
-        film.finish(compressed.mixtures, kept_filters(task.model, compressed))
-        save_checkpoint(unfinished / RETRAINED, compressed.retrained)
-        compressed.save(unfinished / MODEL)
-        fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
-        result = measure(task, compressed, config, method=options.method, model=fresh)
-        result = dataclasses.replace(result, config={**result.config, **recorded})
+        try:
+            _save_networks(unfinished, compressed)  # first what took the training
+            with spared("the film for the report"):
+                film.finish(compressed.mixtures, kept_filters(task.model, compressed))
+            result = with_records(_measured(task, compressed, config, options, spec))
+        except Exception:  # the test failed, or the disk is full: the run is kept, with what can be known of it
+            with contextlib.suppress(Exception):
+                with_records(_measured(_without_test(task), compressed, config, options, spec)).save(
+                    unfinished / RESULT
+                )
+            raise
         result.save(unfinished / RESULT)
     out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
     for message in compressed.messages:
@@ -144,9 +172,38 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             raise typer.Exit(NOT_MET)
 
 
-def pretrain_into(task: Task, name: str, folder: Path, seed: int) -> None:
-    pretrain_(task, _schedule(name, seed), [ProgressBar("pre-train")])
+def _save_networks(folder: Path, compressed: Compressed) -> None:
+    """Both, or the one that can be written: the file is small, and the checkpoint needs no encoding."""
+    try:
+        compressed.save(folder / MODEL)
+    finally:
+        save_checkpoint(folder / RETRAINED, compressed.retrained)
+
+
+def _measured(task: Task, compressed: Compressed, config: CompressConfig, options: RunOptions, spec: str) -> Result:
+    fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
+    return measure(task, compressed, config, method=options.method, model=fresh)
+
+
+def _without_test(task: Task) -> Task:
+    return dataclasses.replace(task, test=None, dataset=f"{task.dataset}, validation") if task.test else task
+
+
+@contextlib.contextmanager
+def going_on() -> Iterator[None]:
+    """A run that a signal stops says how to go on, with the exit status of that signal."""
+    try:
+        yield
+    except StoppedError as stop:
+        console(stderr=True).print(f"softshare: {stop}. Give the same command with --resume to go on", soft_wrap=True)
+        raise typer.Exit(128 + stop.signal) from None
+
+
+def pretrain_into(task: Task, name: str, folder: Path, seed: int, every: float = EVERY) -> None:
+    checkpoint = Checkpoint(folder / PRETRAINING, every)
+    pretrain_(task, _schedule(name, seed), [Spared(ProgressBar("pre-train"))], checkpoint)
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
+    checkpoint.remove()
 
 
 def _schedule(name: str, seed: int) -> RetrainConfig:

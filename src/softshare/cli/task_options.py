@@ -27,6 +27,13 @@ DeviceOption = Annotated[
     str, typer.Option(help="Device of an experiment. One of: cpu, cuda, auto (a GPU if there is one).")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what already exists.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run that was stopped. If there is none, start one.")
+]
+EveryOption = Annotated[
+    float,
+    typer.Option("--checkpoint-every", metavar="SECONDS", min=0, help="How often to write what a run needs to go on."),
+]
 DataOption = Annotated[
     Path | None,
     typer.Option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softshare import zoo
+from softshare._util.run_folder import EVERY
 from softshare.cli.settings import ConfigOption, Settings, read_settings, recorded_target
 from softshare.cli.task_options import (
     NETWORK,
@@ -16,7 +17,9 @@ from softshare.cli.task_options import (
     AugmentOption,
     DataOption,
     DeviceOption,
+    EveryOption,
     OverwriteOption,
+    ResumeOption,
     SmoothingOption,
     TaskOptions,
     find_device,
@@ -43,7 +46,8 @@ def demo(
     from softshare.zoo.experiments import get_experiment
 
     config = get_experiment("lenet-300-100").compress
-    run_task("lenet-300-100", folder, config, RunOptions(overwrite=overwrite, device=device, target=None))
+    options = RunOptions(overwrite=overwrite, resume=not overwrite, device=device, target=None)
+    run_task("lenet-300-100", folder, config, options)
 
 
 def pretrain(
@@ -53,6 +57,8 @@ def pretrain(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of initialization and data order.")] = 0,
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
+    checkpoint_every: EveryOption = EVERY,
     device: DeviceOption = "auto",
     data: DataOption = None,
     augment: AugmentOption = None,
@@ -60,16 +66,19 @@ def pretrain(
 ) -> None:
     """Train the network of an experiment from scratch and save it as a safetensors file."""
     from softshare._util.run_folder import PRETRAINED, output_folder
-    from softshare.cli.run_task import out, pretrain_into
+    from softshare.cli.run_task import going_on, out, pretrain_into
+    from softshare.cli.spared import spared
     from softshare.result import final_error
     from softshare.zoo.experiments import make_task
 
     options = TaskOptions(data, augment, label_smoothing)
     task = make_task(experiment, find_device(device), seed, options.config(experiment), data)
     folder = folder or Path("runs") / experiment
-    with output_folder(folder, overwrite) as unfinished:
-        pretrain_into(task, experiment, unfinished, seed)
-    out.print(f"test error {final_error(task, task.model):.2f}%, written to {folder / PRETRAINED}")
+    with going_on(), output_folder(folder, overwrite, resume=resume) as unfinished:
+        pretrain_into(task, experiment, unfinished, seed, checkpoint_every)
+    out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
+    with spared("the test"):
+        out.print(f"test error {final_error(task, task.model):.2f}%")
 
 
 def compress(
@@ -99,7 +108,7 @@ def compress(
         typer.Option(
             show_default=False,
             rich_help_panel=TARGET,
-            help="Find the best network whose file has at most this many bytes. This takes one run.",
+            help="Find the best network whose file has at most this many bytes.",
         ),
     ] = None,
     no_limit: Annotated[
@@ -115,6 +124,8 @@ def compress(
     config: ConfigOption = None,
     device: DeviceOption = "auto",
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
+    checkpoint_every: EveryOption = EVERY,
     weights: Annotated[
         Path | None,
         typer.Option(
@@ -203,6 +214,8 @@ def compress(
             method=settings.method,
             weights=weights,
             overwrite=overwrite,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
             device=device,
             task=options,
             watching=Watching(live, live_port, tensorboard),

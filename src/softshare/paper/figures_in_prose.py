@@ -32,7 +32,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from softshare._util.run_folder import RESULT
+from softshare._util.run_folder import RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.result import Result
 
@@ -94,7 +94,7 @@ def files_below(root: Path) -> Lookup:
         if path.suffix == ".csv" and path.is_file():
             with path.open(newline="") as file:
                 return list(csv.DictReader(file))
-        return [dataclasses.asdict(Result.load(found)) for found in sorted(path.rglob(RESULT))]
+        return [dataclasses.asdict(Result.load(found)) for found in run_files(path, RESULT)]
 
     return rows
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from softshare._util.files import make_folder, read_bytes, write_atomic
-from softshare._util.run_folder import RESULT
+from softshare._util.run_folder import RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.paper.figures_in_prose import files_below, fill, has_figures
 from softshare.paper.pareto import draw_pareto, is_current, pareto_data
@@ -22,7 +22,7 @@ def load_results(folder: str | os.PathLike[str]) -> list[Result]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"expected a folder of results, but there is no folder {folder}")
-    found = [Result.load(path) for path in sorted(folder.rglob(RESULT))]
+    found = [Result.load(path) for path in run_files(folder, RESULT)]
     if not found:
         raise ConfigError(f"{folder}: expected folders that hold {RESULT}, found none")
     return found

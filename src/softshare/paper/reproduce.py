@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from softshare._util.files import require_writable
-from softshare._util.run_folder import MODEL, RESULT, write_pair
+from softshare._util.run_folder import MODEL, RESULT, RETRAINING, output_folder, require_free
 from softshare.codec import decode
 from softshare.compressed import Compressed
 from softshare.errors import ConfigError
@@ -72,6 +72,8 @@ def reproduce(
         make_task(experiment, "cpu", 0, task, data)  # reports missing data now, not after hours
     for needed in {job.folder.parent for job in to_make} | ({checkpoints} if checkpoints and to_make else set()):
         require_writable(needed)
+    for job in to_make:
+        require_free(job.folder, overwrite=True)
     return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
 
 
@@ -136,13 +138,13 @@ class _Bench:
 
     def make(self, job: Job) -> Result:
         recipe, title = job.recipe, f"{job.recipe.method}, seed {job.recipe.config.seed}"
-        with _deterministic():
+        with output_folder(job.folder, overwrite=True, resume=True) as unfinished, _deterministic():
             task, error_before = self.start(recipe)
-            checkpoint = Checkpoint(job.folder.with_name(f".{job.folder.name}.run"))
+            checkpoint = Checkpoint(unfinished / RETRAINING)
             compressed = run_method(task, recipe.config, self.hooks(title), checkpoint)
+            compressed.save(unfinished / MODEL)
             result = self.measure(task, compressed, recipe, error_before)
-        write_pair(job.folder, compressed.to_bytes(), result.to_json().encode())
-        checkpoint.remove()
+            result.save(unfinished / RESULT)
         return result
 
     def start(self, recipe: Recipe) -> tuple[Task, float]:

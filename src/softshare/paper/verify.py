@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from softshare._util.files import read_bytes
-from softshare._util.run_folder import MODEL, RESULT
+from softshare._util.run_folder import MODEL, RESULT, run_files
 from softshare.codec import decode, encode
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, NotAvailableError, SoftShareError
@@ -49,8 +49,7 @@ def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"expected a folder of runs or results, but there is no folder {folder}")
-    found = {path.parent for name in (MODEL, RESULT) for path in folder.rglob(name)}
-    found = {path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)}
+    found = {path.parent for name in (MODEL, RESULT) for path in run_files(folder, name)}
     if not found:
         raise ConfigError(f"{folder}: expected folders that hold {MODEL} and {RESULT}, found none")
     return sorted(found)

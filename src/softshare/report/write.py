@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from softshare._util.files import make_folder, write_atomic
-from softshare._util.run_folder import PAGE
+from softshare._util.files import kind_of, make_folder, require_folder, write_atomic
+from softshare._util.run_folder import PAGE, PICTURES
 from softshare.report.figures.catalogue import FIGURES, draw
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
 
-PICTURES = "figures"
-
 
 def write_report(run_folder: Path, folder: Path) -> list[Path]:
-    """The files written, the page first. Figures that an earlier report left there are deleted."""
+    """The files written, the page first. At the end, figures that an earlier report left there are deleted."""
     require_matplotlib()
-    run, pictures = Run.load(run_folder), folder / PICTURES
-    make_folder(pictures)
+    run, pictures = Run.load(run_folder), make_report_folder(folder)
     svgs: dict[str, list[str]] = {}
     written = [folder / PAGE]
     for plot in FIGURES:
-        for old in [*pictures.glob(f"{plot.name}-*.svg"), *pictures.glob(f"{plot.name}-*.png")]:
-            old.unlink()
         svgs[plot.name] = []
         for k, figure in enumerate(draw(run, plot), 1):
             svg, files = write_picture(figure, pictures, f"{plot.name}-{k}")
             svgs[plot.name].append(svg)
             written += files
     write_atomic(written[0], render_page(run, svgs).encode())
+    names = "|".join(plot.name for plot in FIGURES)
+    for old in set(pictures.iterdir()) - set(written):
+        if re.fullmatch(rf"({names})-\d+\.(svg|png)", old.name) and kind_of(old) == "a file":
+            old.unlink()
     return written
+
+
+def make_report_folder(folder: Path) -> Path:
+    """Make the folder of a report, and return the one for its pictures. A link in their place is refused."""
+    pictures = folder / PICTURES
+    for needed in (folder, pictures):
+        require_folder(needed)
+        make_folder(needed)
+    return pictures
 
 
 def write_picture(figure: Any, folder: Path, name: str) -> tuple[str, list[Path]]:

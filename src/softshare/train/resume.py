@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from softshare._util.files import read_bytes, write_atomic
+from softshare._util.run_folder import EVERY
 from softshare.errors import ConfigError, FormatError, SoftShareError, StoppedError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
@@ -32,7 +33,6 @@ from softshare.train.step import Step
 from softshare.train.supply import Supply
 
 VERSION = 1
-EVERY = 60.0  # seconds between two writes
 
 
 class Part(Protocol):

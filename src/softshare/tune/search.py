@@ -110,7 +110,7 @@ def tune(
         with lock:
             metric = job.task.metric
             rows = with_tests(rows_of(search.study, metric), job.folder, job.judge or job.task)
-            write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric)
+            write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric, say)
     return rows
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from softshare._util.files import read_bytes, require_writable, write_atomic
-from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, write_pair
+from softshare._util.files import read_bytes, require_folder, require_writable, write_atomic
+from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, remove_run, write_pair
 from softshare.codec import decode
 from softshare.network.checkpoint import load_checkpoint
 from softshare.report.style import can_draw, styled, to_png
 from softshare.result import Result, load_copy, other_measures
 from softshare.task import Metric, Task
+from softshare.train.hooks import say_nothing
 from softshare.tune.plots import Others, draw_front, draw_settings, front_data, settings_data
 from softshare.tune.space import Space
 from softshare.tune.trials import Row, front, to_csv
@@ -25,6 +26,7 @@ SUMMARY, FRONT_PLOT, SETTINGS_PLOT = "summary.csv", "front.png", "settings.png"
 
 def prepare_folders(folder: Path) -> None:
     for needed in (folder, folder / TRIALS, folder / FRONT):
+        require_folder(needed)
         require_writable(needed)
 
 
@@ -41,8 +43,8 @@ def with_tests(rows: Sequence[Row], folder: Path, judge: Task) -> list[Row]:
     """
     best = {trial_folder(folder / FRONT, row.trial).name for row in front(rows)}
     for earlier in (folder / FRONT).iterdir():
-        if earlier.is_dir() and not earlier.is_symlink() and earlier.name not in best:
-            shutil.rmtree(earlier)
+        if re.fullmatch(r"trial-\d{4,}", earlier.name) and earlier.name not in best:
+            remove_run(earlier)
 
     @functools.cache
     def before() -> dict[str, float]:
@@ -80,10 +82,21 @@ def _tested(row: Row, folder: Path, judge: Task, before: Callable[[], dict[str, 
     return result
 
 
-def write_summary(rows: Sequence[Row], folder: Path, title: str, space: Space, others: Others, metric: Metric) -> None:
-    """The table and, where they can be drawn, its two figures."""
+def write_summary(
+    rows: Sequence[Row],
+    folder: Path,
+    title: str,
+    space: Space,
+    others: Others,
+    metric: Metric,
+    say: Callable[[str], None] = say_nothing,
+) -> None:
+    """The table and, where they can be drawn, its two figures. A drawing that fails is told and left out."""
     write_atomic(folder / SUMMARY, to_csv(rows))
     if can_draw() and front(rows):
-        with styled():
-            write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows, others, metric))))
-            write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space, metric))))
+        try:
+            with styled():
+                write_atomic(folder / FRONT_PLOT, to_png(draw_front(front_data(title, rows, others, metric))))
+                write_atomic(folder / SETTINGS_PLOT, to_png(draw_settings(settings_data(title, rows, space, metric))))
+        except Exception as error:
+            say(f"the figures of the study failed ({type(error).__name__}: {error}); all else is in {folder}")

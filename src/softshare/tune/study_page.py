@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from softshare._util.files import make_folder, read_bytes, write_atomic
-from softshare._util.run_folder import PAGE, RESULT
+from softshare._util.files import read_bytes, write_atomic
+from softshare._util.run_folder import PAGE, RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.report.page import Figure, Page, Table, render
 from softshare.report.style import require_matplotlib, styled
-from softshare.report.write import PICTURES, write_picture
+from softshare.report.write import make_report_folder, write_picture
 from softshare.result import Result
 from softshare.task import Metric
 from softshare.tune.plots import Others, draw_front, draw_settings, front_data, loss_label, no_others, settings_data
@@ -42,10 +42,10 @@ def write_study_report(study: Path, folder: Path, others: Callable[[str], Others
     title, metric = study_title(study), study_metric(study)
     written, drawn = [folder / PAGE], study_figures(title, rows, others(title), metric)
     lost = loss_label(metric).partition(",")[0].capitalize()
-    make_folder(folder / PICTURES)
+    pictures = make_report_folder(folder)
     sections = []
     for name, drawing in drawn.items():
-        svg, files = write_picture(drawing, folder / PICTURES, name)
+        svg, files = write_picture(drawing, pictures, name)
         heading, caption = CAPTIONS[name]
         caption = caption.replace("LOST", lost).replace("METRIC", metric.name)
         sections.append(Figure(name, heading, caption, [svg], wide=True))
@@ -68,7 +68,7 @@ def study_metric(study: Path) -> Metric:
 
 
 def _front_result(study: Path) -> Result | None:
-    found = sorted((study / FRONT).glob(f"*/{RESULT}"))
+    found = run_files(study / FRONT, RESULT)
     return Result.load(found[0]) if found else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from softshare._util.run_folder import PRETRAINED
 from softshare.compressed import Compressed
@@ -56,7 +57,8 @@ def filter_shapes(model: nn.Module) -> dict[str, Shape]:
     layers = [
         (name, module)
         for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None and not isinstance(module, _NORMS)
+        if (is_parametrized(module) or next(module.parameters(recurse=False), None) is not None)
+        and not isinstance(module, (*_NORMS, ParametrizationList))
     ]
     convolutions = {f"{n}.weight": tuple(m.weight.shape) for n, m in layers if isinstance(m, nn.Conv2d)}
     found = dict(list(convolutions.items())[:LAYERS])
@@ -64,7 +66,7 @@ def filter_shapes(model: nn.Module) -> dict[str, Shape]:
     if k is None:
         return found
     name, linear = layers[k]
-    units, inputs = linear.get_parameter("weight").shape
+    units, inputs = linear.weight.shape  # not always a parameter: `weight_norm` computes it
     before = layers[k - 1][1] if k else None
     if isinstance(before, nn.Conv2d):
         shapes = [(before.out_channels, 2)]

@@ -1,0 +1,70 @@
+"""One writer: a lock beside the folder of a run. It ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from softshare._util.files import require_plain, try_lock
+from softshare.errors import ConfigError
+
+_SIGN = b"softshare"  # the first word of a lock file
+
+
+@contextlib.contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Raise if another process writes this run. Where the file system has no locks, nobody is kept out."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        file = _take(lock, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {lock}: {error.strerror or error}") from error
+    try:
+        with contextlib.suppress(OSError):  # it is only for the message to others
+            os.truncate(file, 0)
+            os.pwrite(file, b"%s process %d on %s\n" % (_SIGN, os.getpid(), socket.gethostname().encode()), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(lock)  # while it is locked, so that no other process can have locked this file
+        os.close(file)
+
+
+def _take(lock: Path, path: Path) -> int:
+    while True:
+        require_plain(lock)
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            _require_free(file, lock, path)
+            if _is_at(file, lock):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # its holder has just removed it
+
+
+def _require_free(file: int, lock: Path, path: Path) -> None:
+    found = os.pread(file, 200, 0)
+    if not _SIGN.startswith(found[: len(_SIGN)]):
+        raise ConfigError(f"cannot write {lock}: softshare has not written the file that is there. Move it away")
+    try:
+        is_free = try_lock(file)
+    except (OSError, ImportError):
+        return
+    if not is_free:
+        holder = found.removeprefix(_SIGN).decode(errors="replace").strip() or "another process"
+        raise ConfigError(
+            f"{path} is being written by another run ({holder}). Wait until it ends, or give another --out"
+        )
+
+
+def _is_at(file: int, lock: Path) -> bool:
+    """Whether the open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(lock))
+    except FileNotFoundError:
+        return False
