@@ -1,6 +1,6 @@
 """Kill runs at random moments, let them go on, and compare what they leave with a run that was never stopped.
 
-python benchmarks/kills.py --kills 100 --seed 0
+python tests/random_kills.py --kills 100 --seed 0
 
 Each command of `COMMANDS` is run whole once. Then it is started again and again in another folder, and killed by
 SIGKILL, SIGTERM or SIGINT after a random time, until a sitting comes to its end. Its files must be those of the whole
@@ -48,12 +48,12 @@ def make_task():
 # By name: the words of the command, with OUT for its folder or file; what it needs to go on; the files to compare.
 COMMANDS = {
     "compress": (
-        "compress task.py:make_task --steps 600 --checkpoint-every 0.2 --out OUT/run",
+        "compress task.py:make_task --steps 120 --checkpoint-every 0.2 --out OUT/run",
         "--resume",
         ("run/model.sws", "run/retrained.safetensors"),
     ),
     "compress --no-limit": (
-        "compress task.py:make_task --no-limit --steps 1500 --checkpoint-every 0.2 --out OUT/run",
+        "compress task.py:make_task --no-limit --steps 400 --checkpoint-every 0.2 --out OUT/run",
         "--resume",
         ("run/model.sws",),
     ),
