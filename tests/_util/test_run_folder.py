@@ -470,12 +470,13 @@ def test_runs_in_hidden_folders_are_not_found(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_lost_at_the_end_does_not_cost_the_run(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"cannot put the run into .*It is whole in"),
-        output_folder(tmp_path / "a", overwrite=True) as folder,
-    ):
-        fill(folder, MODEL)
-        (tmp_path / "a").write_text("a file of somebody else")
+    def lose_it() -> None:
+        with output_folder(tmp_path / "a", overwrite=True) as folder:
+            fill(folder, MODEL)
+            (tmp_path / "a").write_text("a file of somebody else")
+
+    with pytest.raises(ConfigError, match=r"cannot put the run into .*It is whole in"):
+        lose_it()
     assert contents(tmp_path) == {"a": b"a file of somebody else", f".a.unfinished/{MODEL}": written(MODEL)}
 
 

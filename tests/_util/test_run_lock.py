@@ -1,0 +1,63 @@
+"""The lock of a run: one process has it, and it ends with the process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kills import every_kill
+from softshare._util import files, run_lock
+from softshare._util.run_lock import sole_writer
+from softshare.errors import ConfigError
+
+
+def test_the_lock_names_its_process_and_leaves_no_file(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "a"):
+        assert (tmp_path / ".a.lock").read_text().startswith(f"softshare process {os.getpid()} on ")
+        with pytest.raises(ConfigError, match=rf"\(process {os.getpid()} on .*\)"), sole_writer(tmp_path / "a"):
+            pytest.fail("two have the lock")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
+    def lock() -> None:
+        with sole_writer(tmp_path / "a"):
+            os.truncate(tmp_path / ".a.lock", 0)  # the shim counts this call too
+
+    for _ in every_kill(lock):
+        with sole_writer(tmp_path / "a"):
+            pass
+        assert os.listdir(tmp_path) == []
+    (tmp_path / ".a.lock").write_text("softshare process 1 on another machine with a longer name\n")
+    with sole_writer(tmp_path / "a"):
+        assert (tmp_path / ".a.lock").read_text().count("\n") == 1
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder ends between the opening of the file and the lock."""
+    seen = list[int]()
+
+    def late(file: int) -> bool:
+        seen.append(file)
+        if len(seen) == 1:
+            (tmp_path / ".a.lock").unlink()
+        return files.try_lock(file)
+
+    monkeypatch.setattr(run_lock, "try_lock", late)
+    with sole_writer(tmp_path / "a"):
+        assert (tmp_path / ".a.lock").exists()
+    assert len(seen) == 2
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: int) -> bool:
+        raise OSError("Function not implemented")
+
+    monkeypatch.setattr(run_lock, "try_lock", no_locks)
+    with sole_writer(tmp_path / "a"):
+        pass
+    assert os.listdir(tmp_path) == []
