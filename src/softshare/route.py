@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from softshare._util.user_code import at
 from softshare.codec import check
 from softshare.compressed import Compressed, dead_layers, quantize_prior
 from softshare.config import CompressConfig
@@ -77,7 +78,8 @@ def compress(
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
-    n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
+    with at("the look after training"):
+        n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
     outcome = Outcome(target, task.metric, first.before, after, first.noise, limit, n_bytes)
     said = [*dead_layers(compressed), *kept_message(WeightView.of(task.model, config.prior.rules))]
     return dataclasses.replace(compressed, outcome=outcome, messages=(*said, *simplified.messages))
@@ -112,7 +114,8 @@ def _smallest(
     task, unit = _in_unit(task, config, first, max(first.noise, task.metric.loss(first.before, limit)))
 
     def judge(prior: MixturePrior) -> float:
-        return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
+        with at("the look at a file"):
+            return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
 
     def above(quantized: QuantizedWeights) -> float:
         return max(0.0, task.metric.loss(limit, files.judge(quantized)))
@@ -120,10 +123,14 @@ def _smallest(
     search = Search(task, config.override(distill=0.0), first, limit, judge)
     with Phases(task, None, [search, *hooks], unit) as phases:
         trimmed: list[Trimmed] = []
-        for found in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = _restored(task, config, search, found.kept, files)
-            trimmed.append(Trimmed(found.kept, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
-        return _chosen(min(trimmed, key=lambda t: (above(t.quantized), files.size(t.quantized))), search, phases)
+        networks = search.run(phases)[:MOST_TRIMMED]
+        with at("trimming"):
+            for found in networks:
+                compressed, worth = _restored(task, config, search, found.kept, files)
+                simplified = files.trim_to_metric(compressed.quantized, worth, limit)
+                trimmed.append(Trimmed(found.kept, compressed, simplified))
+            best = min(trimmed, key=lambda t: (above(t.quantized), files.size(t.quantized)))
+        return _chosen(best, search, phases)
 
 
 def _best(
@@ -149,10 +156,14 @@ def _best(
     search = SizeSearch(task, config.override(distill=0.0), max_bytes, size)
     with Phases(task, None, [search, *hooks], unit) as phases:
         trimmed: list[Trimmed] = []
-        for kept in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = _restored(task, config, search, kept, files)
-            trimmed.append(Trimmed(kept, compressed, files.trim_to_bytes(compressed.quantized, worth, max_bytes)))
-        return _chosen(min(trimmed, key=merit), search, phases)
+        networks = search.run(phases)[:MOST_TRIMMED]
+        with at("trimming"):
+            for kept in networks:
+                compressed, worth = _restored(task, config, search, kept, files)
+                simplified = files.trim_to_bytes(compressed.quantized, worth, max_bytes)
+                trimmed.append(Trimmed(kept, compressed, simplified))
+            best = min(trimmed, key=merit)
+        return _chosen(best, search, phases)
 
 
 class Trimmed(NamedTuple):

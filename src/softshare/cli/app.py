@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import softshare
+from softshare._util.user_code import user_frames
 from softshare.cli.checkpoints import quantize
 from softshare.cli.console import console
 from softshare.cli.options import with_config_options, with_file_options
@@ -22,7 +23,7 @@ from softshare.cli.searching import tune
 from softshare.cli.settings import config
 from softshare.cli.start import init
 from softshare.cli.training import compress, demo, pretrain
-from softshare.errors import SoftShareError
+from softshare.errors import SoftShareError, TaskError
 
 app = typer.Typer(
     name="softshare",
@@ -81,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         app(args=list(argv) if argv is not None else None)
     except SoftShareError as error:
         console(stderr=True).print(f"softshare: {error}", style="red", soft_wrap=True)
+        if isinstance(error, TaskError) and error.__cause__ and (frames := user_frames(error.__cause__)):
+            console(stderr=True).print(f"Your own code, most recent call last:\n{frames}", soft_wrap=True)
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

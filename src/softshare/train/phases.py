@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
+from softshare._util.user_code import at
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
@@ -32,6 +33,7 @@ class Phases(Hook):
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
         self._started = False
+        self._runs = 0
 
     def __enter__(self) -> Phases:
         return self
@@ -50,7 +52,8 @@ class Phases(Hook):
         prior: MixturePrior | None = None,
     ) -> None:
         """If a hook raises `StopPhaseError`, the phase ends there."""
-        with suppress(StopPhaseError):
+        self._runs += 1
+        with suppress(StopPhaseError), at(f"run {self._runs}") if self._runs > 1 else nullcontext():
             retrain_(self.task, prior, config, [self], latent)
         self._done = self.history[-1].epoch
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from softshare._util.user_code import at
 from softshare.config import RetrainConfig
-from softshare.errors import DivergedError
+from softshare.errors import DivergedError, NotANumberError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.captured import CapturedStep
@@ -39,7 +40,7 @@ def retrain_(
     With `latent`, the optimizer trains that, and the model's parameters follow from it. With `config.distill`, a copy
     of the network made now is the teacher.
 
-    A NaN or infinite loss raises `DivergedError`, and restores the model and the prior of the last good epoch. The
+    A NaN or infinite loss or metric raises `DivergedError`, and restores the model and the prior of the last good epoch. The
     global random state is seeded for the run and restored afterwards.
     """
     if config.distill:
@@ -56,14 +57,15 @@ def retrain_(
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)
             try:
-                if epoch > 0:
-                    task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks)
-                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
-            except FloatingPointError as problem:
+                with at(f"{'epoch' if config.epochs else 'look'} {epoch}"):
+                    if epoch > 0:
+                        task_loss, tau = _train_until(epoch, supply, task, prior, run_step, config, hooks)
+                    record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
+            except NotANumberError as problem:
                 _restore(task, prior, good)
                 under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
                 raise DivergedError(
-                    f"training diverged in epoch {epoch}: {problem}. The weights from before that epoch are restored. "
+                    f"training diverged in epoch {epoch}: {problem.problem}. The weights from before that epoch are restored. "
                     + (under_prior if prior else "Lower the learning rate."),
                     good[0],
                 ) from None
@@ -91,7 +93,8 @@ def _train_until(
         tau = config.tau_at(progress) if prior else 0.0
         run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
-        run_step(batch)
+        with at(f"batch {step}"):
+            run_step(batch)
         if step % CHECK_EVERY == 0:
             _require_finite("the loss", float(run_step.sums[1]))
         for hook in hooks:
@@ -140,7 +143,7 @@ def _record(
 
 def _require_finite(what: str, value: float) -> None:
     if not math.isfinite(value):
-        raise FloatingPointError(f"{what} became {value}")
+        raise NotANumberError(f"{what} became {value}")
 
 
 def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:

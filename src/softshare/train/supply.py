@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from softshare._util.user_code import batches as batches_of
+from softshare._util.user_code import length_of
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import examples_in
@@ -34,7 +36,7 @@ class Supply:
 
     def _pass(self, epoch: int, epochs: int) -> Iterator[tuple[Any, float]]:
         n = 0
-        for n, batch in enumerate(self._batches, start=1):
+        for n, batch in enumerate(batches_of(self._batches), start=1):
             yield batch, (epoch - 1 + (n - 1) / max(n, self._per_pass or 0)) / epochs
         self._end_pass(n, epoch)
 
@@ -43,7 +45,7 @@ class Supply:
         epoch = 0
         while True:
             epoch, n = epoch + 1, 0
-            for batch in self._batches:
+            for batch in batches_of(self._batches):
                 n += 1
                 self._rows = examples_in(batch) or 1
                 yield batch
@@ -62,10 +64,3 @@ class Supply:
         """The mean over a pass; before one has ended, if the batches have no length, that of the last batch."""
         return n_examples / self._per_pass if self._per_pass else self._rows
 
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, or None if they do not know it."""
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:  # no length, or a DataLoader over a dataset without one
-        return None
