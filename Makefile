@@ -67,8 +67,8 @@ audit: $(TOOLS_READY)  ## Look up every locked version in the database of known 
 dist: $(TOOLS_READY)  ## Build the wheel and the sdist into dist/, with a bill of materials of what the wheel needs (CycloneDX)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
-	cat locks/run.txt locks/torch.txt | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible \
-		--output-file dist/softshare.cdx.json
+	cat locks/run.txt locks/torch.txt | $(BIN)/python -W ignore -m cyclonedx_py requirements - --pyproject pyproject.toml \
+		--output-reproducible | $(BIN)/python .ci/bom.py dist
 
 clean:  ## Remove the virtual environment and caches; runs/ is kept
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
