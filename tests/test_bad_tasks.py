@@ -129,14 +129,14 @@ class Gradient(torch.autograd.Function):
 
 
 def test_a_failure_of_the_gradient() -> None:
-    task = make_task(loss=lambda model, batch: Gradient.apply(loss(model, batch)))
+    task = make_task(loss=lambda model, batch: Gradient.apply(loss(model, batch)))  # type: ignore[no-untyped-call]
     with pytest.raises(TaskError, match=r"^the gradient of Task\.loss failed in epoch 1, batch 1: KeyError: 'label'$"):
         ss.compress(task, CONFIG, target=None)
 
 
 @pytest.mark.parametrize("name", ["loss", "evaluate"])
 def test_an_interrupt_passes_through(name: str) -> None:
-    function = {"loss": loss, "evaluate": error}[name]
+    function: Callable[..., Any] = loss if name == "loss" else error
     with pytest.raises(KeyboardInterrupt):
         ss.compress(make_task(**{name: From(2, function, interrupts, name == "loss")}), CONFIG, target=None)
 
@@ -227,12 +227,16 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def constant(value: float) -> Callable[[nn.Module, Any], Tensor]:
+    return lambda model, batch: torch.tensor(value)
+
+
 def test_a_result_is_json_whatever_the_loss_is(tmp_path: Path) -> None:
     """The training loss of the final network is only looked at in `measure`: it may be infinite."""
     task = make_task()
     compressed = ss.compress(task, CONFIG, target=None)
     for value in (math.nan, math.inf):
-        broken = dataclasses.replace(task, loss=lambda model, batch, value=value: torch.tensor(value))
+        broken = dataclasses.replace(task, loss=constant(value))
         result = ss.measure(broken, compressed, CONFIG)
         assert result.error_bits == math.inf
         result.save(tmp_path / "result.json")

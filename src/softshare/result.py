@@ -183,7 +183,7 @@ def measure(
         complexity_bytes=_complexity_bytes(compressed),
         error_bits=train_loss * task.n_examples / math.log(2),
         seconds=sum(record.seconds for record in compressed.history),
-        device=_device_name(model),
+        device=device_name(model),
         threads=torch.get_num_threads(),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
         config=config.to_dict(),
@@ -252,7 +252,8 @@ def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
     return sum(n * loss for n, (loss, _) in zip(sizes, found, strict=True)) / sum(sizes)
 
 
-def _device_name(model: nn.Module) -> str:
+def device_name(model: nn.Module) -> str:
+    """Of the GPU, or 'cpu'."""
     device = next(model.parameters()).device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 

@@ -246,4 +246,3 @@ def count_examples(train: Iterable[Any]) -> int:
     if len(known) < len(sizes):
         raise ConfigError("Task.n_examples: the batches hold no tensors that could be counted. Give n_examples")
     return sum(known)
-

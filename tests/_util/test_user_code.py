@@ -32,9 +32,9 @@ def refuses() -> None:
 
 
 def test_a_failure_is_one_line_with_the_name_and_the_place_and_keeps_its_cause() -> None:
-    with pytest.raises(TaskError, match=r"^Task\.loss failed in epoch 3, batch 17: ValueError: no data$") as caught:  # noqa: PT012
-        with at("epoch 3"), at("batch 17"):
-            call("Task.loss", fails)
+    message = r"^Task\.loss failed in epoch 3, batch 17: ValueError: no data$"
+    with pytest.raises(TaskError, match=message) as caught, at("epoch 3"), at("batch 17"):
+        call("Task.loss", fails)
     assert isinstance(caught.value.__cause__, ValueError)
     assert here() == ""
     with pytest.raises(TaskError, match=r"^Task\.loss failed: AssertionError$"):
@@ -78,10 +78,16 @@ class Broken:
         raise OSError("no index")
 
 
+def consume(source: Iterator[int], found: list[int]) -> None:
+    for value in source:
+        found.append(value)
+
+
 def test_the_batch_that_cannot_be_read_is_named() -> None:
-    found = []
+    found: list[int] = []
     with pytest.raises(TaskError, match=r"^Task\.train failed in batch 3: OSError: the disk is gone$"):
-        found.extend(batches(Broken()))
+        consume(batches(Broken()), found)
+    assert found == [1, 2]
     with pytest.raises(TaskError, match=r"^val_loader failed: TypeError: 'int' object is not iterable$"):
         list(batches(3, "val_loader"))  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"^the length of Task\.train failed: OSError: no index$"):

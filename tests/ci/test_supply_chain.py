@@ -1,4 +1,4 @@
-"""What is installed: every package by its hash, from no named place, and what the wheel needs in a bill of materials."""
+"""What is installed: every package by its hash, from no named place; and a bill of what the wheel needs."""
 
 from __future__ import annotations
 

@@ -127,10 +127,14 @@ def test_the_tasks_own_noise_wins_and_is_asked_in_evaluation_mode() -> None:
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
 
 
+def gives(value: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: value
+
+
 def test_a_noise_that_is_no_finite_number() -> None:
     task = make_task(at_once)
     for value in (math.nan, math.inf):
         with pytest.raises(NotANumberError, match=f"Task.noise returned {value} for the network; expected a finite"):
-            noise_of(dataclasses.replace(task, noise=lambda model, value=value: value), task.model, 1.0)
-    with pytest.raises(ConfigError, match="Task.noise: expected a number, got str"):
-        noise_of(dataclasses.replace(task, noise=lambda model: "much"), task.model, 1.0)
+            noise_of(make_task(at_once, noise=gives(value)), task.model, 1.0)
+    with pytest.raises(ConfigError, match=r"Task\.noise: expected a number, got str"):
+        noise_of(make_task(at_once, noise=gives("much")), task.model, 1.0)

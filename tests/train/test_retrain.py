@@ -359,7 +359,7 @@ def test_the_global_random_state_is_restored() -> None:
         torch.rand(3)
         raise RuntimeError("out of memory")
 
-    with pytest.raises(TaskError, match="Task.loss failed in epoch 1, batch 1: RuntimeError: out of memory"):
+    with pytest.raises(TaskError, match=r"Task\.loss failed in epoch 1, batch 1: RuntimeError: out of memory"):
         retrain_(make_task(net(), loss=fails), None, PLAIN)
     assert torch.equal(torch.get_rng_state(), before)
 

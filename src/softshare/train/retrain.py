@@ -40,8 +40,8 @@ def retrain_(
     With `latent`, the optimizer trains that, and the model's parameters follow from it. With `config.distill`, a copy
     of the network made now is the teacher.
 
-    A NaN or infinite loss or metric raises `DivergedError`, and restores the model and the prior of the last good epoch. The
-    global random state is seeded for the run and restored afterwards.
+    A NaN or infinite loss or metric raises `DivergedError`, and restores the model and the prior of the last good
+    epoch. The global random state is seeded for the run and restored afterwards.
     """
     if config.distill:
         task = distilled(task, task.model, config.distill)
@@ -65,8 +65,8 @@ def retrain_(
                 _restore(task, prior, good)
                 under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
                 raise DivergedError(
-                    f"training diverged in epoch {epoch}: {problem.problem}. The weights from before that epoch are restored. "
-                    + (under_prior if prior else "Lower the learning rate."),
+                    f"training diverged in epoch {epoch}: {problem.problem}. The weights from before that epoch are "
+                    "restored. " + (under_prior if prior else "Lower the learning rate."),
                     good[0],
                 ) from None
             history.append(record)

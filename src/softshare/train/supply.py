@@ -63,4 +63,3 @@ class Supply:
     def batch_size(self, n_examples: int) -> float:
         """The mean over a pass; before one has ended, if the batches have no length, that of the last batch."""
         return n_examples / self._per_pass if self._per_pass else self._rows
-
