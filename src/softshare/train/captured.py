@@ -125,7 +125,7 @@ class _Graph:
 
         try:
             self._graph, self._out = capture(on_own_batch, stream)
-        except RuntimeError as problem:
+        except (RuntimeError, TaskError) as problem:
             cause = cause or problem
             origin = cause.__cause__ if isinstance(cause, TaskError) else cause
             if isinstance(origin, torch.OutOfMemoryError) or not isinstance(origin, RuntimeError):
