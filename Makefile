@@ -3,13 +3,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+TOOLS_READY := $(VENV)/.tools-ready
 FILES ?= 1000000
+# Wheels alone, and only those whose hash a lock names: no code of a package runs while it is installed.
+LOCKED := $(VENV)/bin/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fast test check docs rooms fuzz bench reproduce results clean
+.PHONY: help install demo fast test check docs rooms fuzz bench reproduce results lock audit dist clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+install: $(READY)  ## Set up .venv, with every version and hash that locks/ names
 
 demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNIST; the run is left in runs/demo
 	$(BIN)/softshare demo --out runs/demo --overwrite
@@ -36,7 +41,6 @@ fuzz: $(READY)  ## Read a million mutated files, 10 to 20 minutes on two cores; 
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --files $(FILES) --log benchmarks/fuzz.log
 
 bench: $(READY)  ## Measure the codec, the prior, training steps and compression without data; rows are appended to benchmarks/results.csv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/bench_codec.py
 	$(BIN)/python benchmarks/bench_mixture.py
 	$(BIN)/python benchmarks/bench_step.py
@@ -51,15 +55,43 @@ results: $(READY)  ## Measure every file in results/ anew, then write docs/resul
 	$(BIN)/softshare verify results
 	$(BIN)/softshare results results
 
+lock: $(TOOLS_READY)  ## Write locks/ anew from pyproject.toml; with UPGRADE=--upgrade, to the newest versions
+	$(COMPILE) pyproject.toml --extra dev --extra bench --group build --output-file locks/dev.txt
+	$(COMPILE) pyproject.toml --constraint locks/dev.txt --output-file locks/run.txt
+	$(COMPILE) pyproject.toml --constraint locks/dev.txt --extra docs --output-file locks/docs.txt
+	$(COMPILE) --constraint locks/dev.txt --group tools --output-file locks/tools.txt
+
+audit: $(TOOLS_READY)  ## Look up every locked version in the database of known vulnerabilities
+	$(BIN)/python .ci/audit.py locks/*.txt
+
+dist: $(TOOLS_READY)  ## Build the wheel and the sdist into dist/, with a bill of materials of what the wheel needs (CycloneDX)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	cat locks/run.txt locks/torch.txt | $(BIN)/python -W ignore -m cyclonedx_py requirements - --pyproject pyproject.toml \
+		--output-reproducible | $(BIN)/python .ci/bom.py dist
+
 clean:  ## Remove the virtual environment and caches; runs/ is kept
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softshare needs Python 3.11 or newer: make PYTHON=python3.12")'
+$(READY): pyproject.toml locks/dev.txt locks/torch.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5) and "softshare needs Python 3.11.5 or newer to develop: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(LOCKED) --requirement locks/dev.txt
+	$(BIN)/python -m pip install --quiet --requirement locks/torch.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(DOCS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+$(DOCS_READY): $(READY) locks/docs.txt
+	$(LOCKED) --requirement locks/docs.txt
 	touch $@
+
+$(TOOLS_READY): $(READY) locks/tools.txt
+	$(LOCKED) --requirement locks/tools.txt
+	touch $@
+
+# torch comes by its own pin, and a build of it for CUDA brings these, which nothing else needs.
+CUDA := cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 \
+	cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' --constraint locks/torch.txt $(UPGRADE) \
+	$(addprefix --no-emit-package ,torch softshare $(CUDA))

@@ -189,6 +189,7 @@ def test_what_measure_is_told() -> None:
     told = result.schema, result.experiment, result.method, result.dataset, result.seed
     assert told == (1, "tiny", "ours", "none", 7)
     assert (result.error_before, result.seconds, result.device) == (12.5, 3.25, "cpu")
+    assert result.threads == torch.get_num_threads()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "softshare": softshare.__version__}
     assert result.versions == versions
     assert CompressConfig.from_dict(result.config) == CompressConfig().override(seed=7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,19 @@ class NotAvailableError(SoftShareError):
     """A package, a device or a dataset is missing on this machine."""
 
 
+class TaskError(SoftShareError):
+    """The user's own code failed: a function of a Task, its data, or `make_task`. `__cause__` is what it raised."""
+
+
 class NotANumberError(SoftShareError, FloatingPointError):
-    """The metric of a network is NaN. In training this becomes a `DivergedError`."""
+    """A number that a task measures is NaN or infinite. In training this becomes a `DivergedError`.
+
+    `problem` is the message without the place in the run.
+    """
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        super().__init__(problem + place)
+        self.problem = problem
 
 
 class StoppedError(KeyboardInterrupt):
@@ -56,3 +67,6 @@ class DivergedError(SoftShareError):
     def __init__(self, message: str, state: dict[str, Tensor]) -> None:
         super().__init__(message)
         self.state = state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.state), self.__dict__  # pickle passes only the message by itself

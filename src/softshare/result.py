@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from softshare._util.files import read_bytes, write_atomic
-from softshare._util.schema import from_plain, require_types, to_plain
+from softshare._util.schema import from_plain, require, require_types, to_plain
+from softshare._util.user_code import at, batches
 from softshare.codec import decode, encode
 from softshare.compressed import Compressed
 from softshare.config import EncodeConfig
@@ -50,7 +51,8 @@ class Result:
     han_ratio: float
     entropy_bytes: float  # order-0 entropy of each shared tensor's indices, summed; codebooks not counted
     complexity_bytes: float | None  # bits that name every weight's component under the mixture, / 8
-    error_bits: float  # task loss over the training set in bits: the error cost if it is a negative log-likelihood
+    error_bits: float  # task loss over the training set in bits: the error cost if it is a negative log-likelihood;
+    # infinite if the loss is not finite, and null in the file
     seconds: float  # spent on retraining
     device: str
     versions: dict[str, str]
@@ -60,9 +62,18 @@ class Result:
     metric: Metric = Metric()  # what the errors are; older results do not say, and have the error in percent
     others: dict[str, Any] | None = None  # what else the task measures: name -> [before, after]
     noise: float | None = None  # standard error of `error_before`; older results do not have it
+    threads: int | None = None  # of torch on the CPU; older results do not say
 
     def __post_init__(self) -> None:
+        """What JSON cannot say is None, so that a result equals what its file reads back to."""
         require_types(self)
+        for name, value in vars(self).items():
+            if name == "error_bits":
+                object.__setattr__(self, name, value if math.isfinite(value) else math.inf)
+            elif name in ("complexity_bytes", "published_ratio", "outcome", "others", "noise", "config"):
+                object.__setattr__(self, name, _without_infinities(value))
+            elif isinstance(value, float):
+                require(math.isfinite(value), name, "a finite number", value)
 
     @property
     def kept(self) -> bool | None:
@@ -80,7 +91,9 @@ class Result:
         return f"On the test set, the {metric.name} {verb} from {before} to {after}{noise}."
 
     def to_json(self) -> str:
-        return json.dumps(to_plain(self), indent=2) + "\n"
+        known = math.isfinite(self.error_bits)
+        values = to_plain(self if known else dataclasses.replace(self, error_bits=0.0))
+        return json.dumps(values if known else {**values, "error_bits": None}, indent=2) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomic(path, self.to_json().encode())
@@ -92,9 +105,20 @@ class Result:
             values = json.loads(data)
             if not isinstance(values, dict) or values.get("schema") != SCHEMA:
                 raise ValueError(f"expected a JSON object with schema {SCHEMA}")
+            if "error_bits" in values and values["error_bits"] is None:
+                values["error_bits"] = math.inf
             return from_plain(cls, values, "result")
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
+
+
+def _without_infinities(value: Any) -> Any:
+    """A plain value with None for every number that is NaN or infinite."""
+    if isinstance(value, dict):
+        return {key: _without_infinities(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunConfig(Protocol):
@@ -134,9 +158,12 @@ def measure(
     han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
     stored = [p for name, p in model.named_parameters() if name not in dropped]
     n_weights = sum(p.numel() for p in stored)
-    before = task.judge_all(task.model, final=True) if error_before is None else error_before
-    before = before if isinstance(before, Mapping) else {task.metric.name: before}
-    after = task.judge_all(model, final=True)
+    with at("the final measurement"):
+        before = task.judge_all(task.model, final=True) if error_before is None else error_before
+        before = before if isinstance(before, Mapping) else {task.metric.name: before}
+        after = task.judge_all(model, final=True)
+        noise = _noise(task, compressed, before[task.metric.name])
+        train_loss = _mean_train_loss(task, model, config.seed)
     return Result(
         schema=SCHEMA,
         experiment=task.name,
@@ -154,15 +181,16 @@ def measure(
         han_ratio=4 * n_weights / han_bytes,
         entropy_bytes=entropy_bits(decoded) / 8,
         complexity_bytes=_complexity_bytes(compressed),
-        error_bits=_mean_train_loss(task, model, config.seed) * task.n_examples / math.log(2),
+        error_bits=train_loss * task.n_examples / math.log(2),
         seconds=sum(record.seconds for record in compressed.history),
-        device=_device_name(model),
+        device=device_name(model),
+        threads=torch.get_num_threads(),
         versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
         config=config.to_dict(),
         outcome=compressed.outcome.to_dict() if compressed.outcome else None,
         metric=task.metric,
         others=other_measures(task, before, after),
-        noise=_noise(task, compressed, before[task.metric.name]),
+        noise=noise,
     )
 
 
@@ -212,7 +240,7 @@ def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
 def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
     """The mean over examples: a batch counts by its size, or all count the same if a size is not known."""
     with seeded(model, seed):
-        found = [(float(task.loss(model, batch).detach()), examples_in(batch)) for batch in task.train]
+        found = [(float(task.loss(model, batch).detach()), examples_in(batch)) for batch in batches(task.train)]
     if not found:
         raise ConfigError(
             "Task.train gave no batch after training; expected the batches again each time it is iterated. "
@@ -224,7 +252,8 @@ def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
     return sum(n * loss for n, (loss, _) in zip(sizes, found, strict=True)) / sum(sizes)
 
 
-def _device_name(model: nn.Module) -> str:
+def device_name(model: nn.Module) -> str:
+    """Of the GPU, or 'cpu'."""
     device = next(model.parameters()).device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from softshare import __version__
+from softshare._util.user_code import at
 from softshare.codec import check
 from softshare.compressed import Compressed, dead_layers, quantize_prior
 from softshare.config import CompressConfig
@@ -91,7 +92,8 @@ def compress(
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
-    n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
+    with at("the look after training"):
+        n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
     outcome = Outcome(target, task.metric, first.before, after, first.noise, limit, n_bytes)
     said = [*dead_layers(compressed), *kept_message(WeightView.of(task.model, config.prior.rules))]
     return dataclasses.replace(compressed, outcome=outcome, messages=(*said, *simplified.messages))
@@ -137,7 +139,8 @@ def _smallest(run: _Run, limit: float) -> tuple[Compressed, Simplified]:
     task, unit = run.in_unit(max(first.noise, metric.loss(first.before, limit)))
 
     def judge(prior: MixturePrior) -> float:
-        return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
+        with at("the look at a file"):
+            return files.judge(quantize_prior(prior, config.merge, hard=True).quantized)
 
     def merit(trimmed: Trimmed) -> tuple[float, int]:
         above = max(0.0, metric.loss(limit, files.judge(trimmed.quantized)))
@@ -146,10 +149,14 @@ def _smallest(run: _Run, limit: float) -> tuple[Compressed, Simplified]:
     search = Search(task, config.override(distill=0.0), first, limit, judge)
     with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
-        for found in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = run.restored(task, search, found.kept)
-            trimmed.append(Trimmed(found.kept, compressed, files.trim_to_metric(compressed.quantized, worth, limit)))
-        return _chosen(min(trimmed, key=merit), search, phases)
+        networks = search.run(phases)[:MOST_TRIMMED]
+        with at("trimming"):
+            for found in networks:
+                compressed, worth = run.restored(task, search, found.kept)
+                simplified = files.trim_to_metric(compressed.quantized, worth, limit)
+                trimmed.append(Trimmed(found.kept, compressed, simplified))
+            best = min(trimmed, key=merit)
+        return _chosen(best, search, phases)
 
 
 def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
@@ -169,10 +176,14 @@ def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
     search = SizeSearch(task, config.override(distill=0.0), max_bytes, size)
     with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
-        for kept in search.run(phases)[:MOST_TRIMMED]:
-            compressed, worth = run.restored(task, search, kept)
-            trimmed.append(Trimmed(kept, compressed, files.trim_to_bytes(compressed.quantized, worth, max_bytes)))
-        return _chosen(min(trimmed, key=merit), search, phases)
+        networks = search.run(phases)[:MOST_TRIMMED]
+        with at("trimming"):
+            for kept in networks:
+                compressed, worth = run.restored(task, search, kept)
+                simplified = files.trim_to_bytes(compressed.quantized, worth, max_bytes)
+                trimmed.append(Trimmed(kept, compressed, simplified))
+            best = min(trimmed, key=merit)
+        return _chosen(best, search, phases)
 
 
 class Trimmed(NamedTuple):

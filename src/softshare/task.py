@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softshare._util.user_code import batches, guarded, here, length_of
 from softshare.errors import ConfigError, NotANumberError
 
 COUNTED: Any = None  # a number that the task counts itself
@@ -111,12 +112,15 @@ class Task:
             object.__setattr__(self, "n_examples", count_examples(self.train))
         if not isinstance(self.n_examples, int) or isinstance(self.n_examples, bool) or self.n_examples < 1:
             raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
-        batches = _length(self.train)
-        if batches is not None and self.n_examples < batches:
+        n_batches = length_of(self.train)
+        if n_batches is not None and self.n_examples < n_batches:
             raise ConfigError(
-                f"Task.n_examples: expected at least one example for each of the {batches} batches in Task.train, got "
-                f"{self.n_examples}. Give the number of examples in one epoch, or leave it out"
+                f"Task.n_examples: expected at least one example for each of the {n_batches} batches in Task.train, "
+                f"got {self.n_examples}. Give the number of examples in one epoch, or leave it out"
             )
+        for name in ("loss", "evaluate", "test", "outputs", "noise"):
+            if (function := getattr(self, name)) is not None:
+                object.__setattr__(self, name, guarded(f"Task.{name}", function))
 
     @classmethod
     def from_loaders(
@@ -184,9 +188,11 @@ class Task:
                 f"Task.{function}: expected a number, or a dict of numbers, got {type(all_found[name]).__name__}"
                 + (f" for {name!r}" if isinstance(found, Mapping) else "")
             )
-        if math.isnan(value):
-            raise NotANumberError(f"Task.{function} returned {value} for the {name} of the network")
-        return {key: number for key, number in numbers.items() if number is not None}
+        found_numbers = {key: number for key, number in numbers.items() if number is not None}
+        for key, number in found_numbers.items():
+            otherwise = "" if key == name else ", or None if it cannot be measured"
+            require_finite(f"Task.{function}", number, f"for the {key} of the network", otherwise)
+        return found_numbers
 
 
 @contextmanager
@@ -201,10 +207,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+def require_finite(function: str, value: float, what: str, otherwise: str = "") -> None:
+    """Raise if a function of the task returned NaN or infinity."""
+    if not math.isfinite(value):
+        raise NotANumberError(f"{function} returned {value} {what}; expected a finite number{otherwise}", here())
+
+
 def _number(value: Any) -> float | None:
     """The number, or None if it is none: other entries of a dict may be anything."""
     try:
-        return float(value)
+        return None if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
 
@@ -217,27 +229,20 @@ def examples_in(batch: Any) -> int | None:
     return next((n for part in parts if (n := examples_in(part)) is not None), None)
 
 
-def count_examples(batches: Iterable[Any]) -> int:
+def count_examples(train: Iterable[Any]) -> int:
     """The examples of one epoch: those that a DataLoader draws, or else the sizes of all batches.
 
     The global random state is kept.
     """
-    batched = getattr(batches, "batch_size", 1) is not None or getattr(batches, "batch_sampler", None) is not None
+    batched = getattr(train, "batch_size", 1) is not None or getattr(train, "batch_sampler", None) is not None
     for owner in ("sampler", "dataset") if batched else ():  # if not, each item of the dataset is a batch
-        if (n := _length(getattr(batches, owner, None))) is not None:
+        if (n := length_of(getattr(train, owner, None))) is not None:
             return n
-    if _length(batches) is None:  # a stream, which may not end
+    if length_of(train) is None:  # a stream, which may not end
         raise ConfigError("Task.n_examples: batches without a length cannot be counted. Give n_examples")
     with torch.random.fork_rng(devices=[]):
-        sizes = [examples_in(batch) for batch in batches]
+        sizes = [examples_in(batch) for batch in batches(train)]
     known = [n for n in sizes if n is not None]
     if len(known) < len(sizes):
         raise ConfigError("Task.n_examples: the batches hold no tensors that could be counted. Give n_examples")
     return sum(known)
-
-
-def _length(values: Any) -> int | None:
-    try:
-        return len(values)
-    except (TypeError, NotImplementedError):  # no length, or a DataLoader over a dataset without one
-        return None

@@ -15,7 +15,6 @@ from softshare.cli import main
 from softshare.errors import StoppedError
 from softshare.train.resume import Checkpoint
 
-
 WORDS = "compress task.py:make_task --no-limit --steps 60 --out"
 Run = Callable[..., int]
 

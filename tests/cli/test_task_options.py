@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from cli_runs import Refusals, run, write_task
+from softshare.cli.task_options import TaskOptions, load_task
 
 # Devices and experiments
 
@@ -99,11 +101,47 @@ def test_a_second_pass_that_is_empty(tmp_path: Path, refused: Refusals) -> None:
     )
 
 
-def test_an_error_of_the_users_own_code_is_not_hidden(tmp_path: Path) -> None:
-    spec = write_task(tmp_path, "def task():\n    raise ZeroDivisionError('of my own')")
-    with pytest.raises(ZeroDivisionError, match="of my own"):
-        run("compress", spec, "--out", tmp_path / "run")
+FAILING = {
+    "def helper():\n    return 1 / 0\n\n\ndef task():\n    return helper()": (
+        "FILE:task failed: ZeroDivisionError: division by zero",
+        ["in task\n    return helper()", "in helper\n    return 1 / 0"],
+    ),
+    "import no_such_module_at_all": (
+        "the import of FILE failed: ModuleNotFoundError: No module named 'no_such_module_at_all'",
+        ["in <module>\n    import no_such_module_at_all"],
+    ),
+    "def task(:": ("the import of FILE failed: SyntaxError: invalid syntax", ["def task(:\n"]),
+    "def bad(model, batch):\n    return nn.Linear(3, 1)(batch[0]).mean()\n\n\ndef task():\n"
+    "    return make_task(loss=bad)": (
+        "Task.loss failed in epoch 1, batch 1: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ["in bad\n    return nn.Linear(3, 1)(batch[0]).mean()"],
+    ),
+}
+
+
+@pytest.mark.parametrize("extra", FAILING)
+def test_a_failure_of_the_users_code_is_one_line_and_their_own_frames(
+    extra: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_task(tmp_path, extra)
+    message, frames = FAILING[extra]
+    assert run("compress", spec, "--epochs", 1, "--no-limit", "--out", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    line, _, rest = error.partition("\n")
+    file = spec.rpartition(":")[0]
+    assert line.startswith("softshare: " + message.replace("FILE", file))
+    assert rest.startswith("Your own code, most recent call last:\n")
+    assert all(frame in rest for frame in frames)
+    assert set(re.findall(r'File "(.*?)"', rest)) == {file}
+    assert rest.count("File ") == len(frames)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_exit_and_an_interrupt_of_the_users_code_pass_through(tmp_path: Path) -> None:
+    spec = write_task(tmp_path, "def task():\n    raise SystemExit(7)")
+    assert run("compress", spec, "--out", tmp_path / "run") == 7
+    with pytest.raises(KeyboardInterrupt):
+        load_task(write_task(tmp_path, "def task():\n    raise KeyboardInterrupt"), "auto", 0, TaskOptions())
 
 
 def test_a_task_file_may_import_its_neighbours_and_have_any_name(tmp_path: Path) -> None:

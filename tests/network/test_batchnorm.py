@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import softshare as ss
-from softshare.errors import ConfigError, ModelError
+from softshare.errors import ConfigError, ModelError, TaskError
 
 
 def forward(model: nn.Module, batch: Tensor) -> None:
@@ -49,7 +49,7 @@ def test_modes_and_statistics_are_restored_after_an_error() -> None:
     model(torch.randn(8, 3))
     model.eval()
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TaskError, match="forward failed in batch 2: RuntimeError: mat1"):
         ss.reestimate_batch_norm_(model, [torch.ones(2, 3), torch.ones(2, 7)], forward)
     with pytest.raises(ConfigError, match="at least one batch"):
         ss.reestimate_batch_norm_(model, [], forward)

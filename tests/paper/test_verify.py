@@ -129,7 +129,7 @@ def test_every_tampered_field_is_named(folder: Path) -> None:
         assert text.startswith(f"{field}: expected {said[field]!r} by the result, got ")
     tamper(folder, **{name: getattr(true, name) for name in said} | {"error_after": float("nan")})
     (difference,) = only_bad(folder).differences
-    assert difference.startswith("error_after: expected nan by the result, got ")
+    assert "error_after: expected a finite number, got nan" in difference
     tamper(folder, error_after=true.error_after + 1e-10)  # rounding
     assert all(c.ok for c in verify(folder))
 
@@ -206,6 +206,17 @@ def test_an_unknown_experiment(folder: Path) -> None:
 def test_a_file_of_another_experiment(folder: Path) -> None:
     tamper(folder, experiment="lenet-5-caffe")
     assert any("does not fit the model" in d for d in only_bad(folder).differences)
+
+
+def test_a_different_error_names_what_was_measured_with(folder: Path) -> None:
+    """Only what is known to differ. An older result does not record its threads."""
+    threads = torch.get_num_threads()
+    tamper(folder, error_after=3.5, threads=threads + 1, versions={"torch": "1.0"})
+    (difference,) = only_bad(folder).differences
+    now = torch.__version__
+    assert difference.endswith(f" (threads {threads + 1} then, {threads} now; torch 1.0 then, {now} now)")
+    tamper(folder, threads=None, versions={}, device="cpu")
+    assert only_bad(folder).differences[0].endswith("from the file")
 
 
 # What cannot be measured

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
 from softshare.config import CompressConfig, RetrainConfig
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, TaskError
 from softshare.prior.prior import MixturePrior
 from softshare.route import compress
 from softshare.task import Task
@@ -191,7 +191,7 @@ def test_after_an_error_the_network_is_restored() -> None:
         raise RuntimeError("broken")
 
     task = make_task(loss=broken)
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(TaskError, match="broken"):
         distilled(task, Net(1), 0.5).loss(task.model, batch())
     assert "forward" not in vars(task.model)
 

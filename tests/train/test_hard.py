@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import softshare as ss
 from kernels import needs_gpu
+from softshare.errors import TaskError
 from softshare.task import Task
 from softshare.train.captured import CapturedStep
 from softshare.train.hard import add_mean_gradients_, quantized
@@ -143,7 +144,7 @@ def test_after_an_error_the_weights_are_restored() -> None:
         assert not torch.equal(model.state_dict()["head.weight"], before["head.weight"])
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(TaskError, match="out of memory"):
         retrain_(make_task(model, loss=fails), prior, HARD)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from softshare.errors import ConfigError, NotANumberError, TaskError
 from softshare.task import Metric, Task
 from softshare.train.noise import examples_seen, noise_of
 
@@ -76,7 +77,7 @@ def test_counting_leaves_no_trace() -> None:
     def fails(model: nn.Module) -> float:
         raise RuntimeError("no data")
 
-    with pytest.raises(RuntimeError, match="no data"):
+    with pytest.raises(TaskError, match="no data"):
         examples_seen(make_task(fails), task.model)
     assert not any(module._forward_pre_hooks for module in task.model.modules())
 
@@ -124,3 +125,16 @@ def test_the_tasks_own_noise_wins_and_is_asked_in_evaluation_mode() -> None:
     assert noise_of(task, task.model, 10.0) == 0.25
     assert task.model.training
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
+
+
+def gives(value: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: value
+
+
+def test_a_noise_that_is_no_finite_number() -> None:
+    task = make_task(at_once)
+    for value in (math.nan, math.inf):
+        with pytest.raises(NotANumberError, match=f"Task.noise returned {value} for the network; expected a finite"):
+            noise_of(make_task(at_once, noise=gives(value)), task.model, 1.0)
+    with pytest.raises(ConfigError, match=r"Task\.noise: expected a number, got str"):
+        noise_of(make_task(at_once, noise=gives("much")), task.model, 1.0)

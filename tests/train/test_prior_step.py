@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import softshare as ss
 from kernels import HAS_GPU, needs_gpu
+from softshare.errors import TaskError
 from softshare.prior import prior as prior_module
 from softshare.task import Task
 from softshare.train import prior_step, replayed
@@ -241,7 +242,7 @@ def test_after_an_error_of_the_loss_the_weights_are_restored(
     run(step, [True] * (WARM_UP + 2) + [hard] * (WARM_UP + 2))
     fails, before = True, state(step)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with pytest.raises(TaskError, match="out of memory"):
             step(images(0))
         assert all(torch.equal(value, before[name]) for name, value in state(step).items())
     fails = False

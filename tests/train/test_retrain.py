@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from softshare.config import Beta, Dirichlet, Gamma, PriorConfig, RetrainConfig, Rule
-from softshare.errors import ConfigError, DivergedError
+from softshare.errors import ConfigError, DivergedError, TaskError
 from softshare.prior.mixture import Mixture
 from softshare.prior.prior import MixturePrior
 from softshare.quantization.assignment import quantize
@@ -359,7 +359,7 @@ def test_the_global_random_state_is_restored() -> None:
         torch.rand(3)
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(TaskError, match=r"Task\.loss failed in epoch 1, batch 1: RuntimeError: out of memory"):
         retrain_(make_task(net(), loss=fails), None, PLAIN)
     assert torch.equal(torch.get_rng_state(), before)
 

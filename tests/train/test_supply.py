@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from softshare._util.user_code import length_of
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
-from softshare.train.supply import Supply, length_of
+from softshare.train.supply import Supply
 
 LETTERS = ["a", "b", "c"]
 

@@ -73,7 +73,7 @@ def require(condition: bool, name: str, expected: str, value: object) -> None:
 
 def to_plain(value: Any) -> Any:
     """A dataclass as mappings, lists and plain values: what JSON returns after a round trip."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
+    return json.loads(json.dumps(dataclasses.asdict(value), allow_nan=False))
 
 
 def from_plain(kind: type[T], values: Any, what: str) -> T:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import softshare
+from softshare._util.user_code import user_frames
 from softshare.cli.checkpoints import quantize
 from softshare.cli.console import console
 from softshare.cli.options import with_config_options, with_file_options
@@ -23,7 +24,7 @@ from softshare.cli.settings import config
 from softshare.cli.start import init
 from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
-from softshare.errors import SoftShareError
+from softshare.errors import SoftShareError, TaskError
 
 app = typer.Typer(
     name="softshare",
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SoftShareError as error:
             text = "\n".join([f"softshare: {error}", *getattr(error, "__notes__", ())])
             console(stderr=True).print(text, style="red", soft_wrap=True)
+            if isinstance(error, TaskError) and error.__cause__ and (frames := user_frames(error.__cause__)):
+                console(stderr=True).print(f"Your own code, most recent call last:\n{frames}", soft_wrap=True)
             return 2
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

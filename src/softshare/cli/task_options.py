@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softshare import zoo
+from softshare._util.user_code import call
 from softshare.errors import ConfigError, NotAvailableError
 
 if TYPE_CHECKING:
@@ -145,11 +146,11 @@ def _call(spec: str, file: str, function: str) -> Task:
         raise ConfigError(f"{spec}: {file} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
-    module_spec.loader.exec_module(module)
+    call(f"the import of {file}", module_spec.loader.exec_module, module)
     make = getattr(module, function, None)
     if not callable(make):
         raise ConfigError(f"{spec}: {file} defines no function {function!r}")
-    task = make()
+    task = call(spec, make)
     if not isinstance(task, Task):
         raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
     return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from softshare._util.user_code import length_of
 from softshare.codec import check, load_into_
 from softshare.compressed import Compressed, dead_layers, quantize_prior, simplified
 from softshare.config import CompressConfig, RetrainConfig
@@ -25,7 +26,6 @@ from softshare.simplify.trial import Call, broken_by_outputs
 from softshare.target.gentleness import gentler
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
-from softshare.train.supply import length_of
 from softshare.train.zeroing import bit_price, least_worth, spare_bits_
 
 SHORT = 0.5  # of the recipe's steps: a shorter run gets a warning
@@ -88,7 +88,7 @@ class Sharing:
         length = max(1, len(self.steps))
         looks = dataclasses.replace(config.retrain, steps=length, epochs=None).looks
         self._look_after = {self.steps.start + length * look // looks for look in range(1, looks + 1)}
-        n_batches = length_of(batches)
+        n_batches = length_of(batches, "the training data")
         self._steps_per_epoch = math.ceil(n_batches / accumulated) if n_batches else None  # None: it will be counted
         self._most_steps = self._steps_since_end = 0  # in the longest epoch so far, and since the last epoch ended
         self.prior = MixturePrior(model, config.prior)
@@ -255,7 +255,7 @@ def _short(n_steps: int, gentleness: float) -> str:
 
 
 def _examples_in(batches: Any) -> int:
-    n_examples = length_of(getattr(batches, "dataset", None))  # type: ignore[arg-type]
+    n_examples = length_of(getattr(batches, "dataset", None), "the dataset")
     if n_examples is None:
         raise ConfigError("n_examples: the training data have no length; give the number to the callback")
     return n_examples

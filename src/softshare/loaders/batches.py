@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from softshare._util.user_code import at, batches, call
 from softshare.errors import ConfigError
 from softshare.task import examples_in
 
@@ -64,7 +65,7 @@ class Reading:
 
     def run(self, model: nn.Module, batch: Any) -> Seen:
         inputs, by_name, target = _split(model, _moved(batch, device_of(model)))
-        output = model(*inputs, **by_name)
+        output = call("the model", model, *inputs, **by_name)
         logits = _named(output, "logits")
         named = logits is not None
         n = examples_in(target) or examples_in(batch) or 1
@@ -85,9 +86,9 @@ class Reading:
                 "got a dict without them. Rename it, or leave loss_fn out if the model computes its own loss"
             )
         elif self.is_entropy and self._class_dim(seen) == -1 and seen.output.dim() > 2:
-            value = self.loss_fn(seen.output.flatten(0, -2), seen.target.flatten())
+            value = call("loss_fn", self.loss_fn, seen.output.flatten(0, -2), seen.target.flatten())
         else:
-            value = self.loss_fn(seen.output, seen.target)
+            value = call("loss_fn", self.loss_fn, seen.output, seen.target)
         if not isinstance(value, Tensor) or value.dim():
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
@@ -154,9 +155,9 @@ class Reading:
         model.eval()
         try:
             with torch.no_grad():
-                for batch in loader:
-                    use(self.run(model, batch))
-                    n += 1
+                for n, batch in enumerate(batches(loader, name), start=1):
+                    with at(f"batch {n} of {name}"):
+                        use(self.run(model, batch))
         finally:
             model.train(was_training)
         if not n:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from softshare.errors import ConfigError
 from softshare.loaders.batches import OnDevice, Reading, Seen, option
-from softshare.loaders.meters import Noise, OfFunction, OfObject, measures_of
+from softshare.loaders.meters import Measure, Noise, OfFunction, OfObject, measures_of
 from softshare.task import Task, count_examples
 
 
@@ -46,46 +47,62 @@ def task_from_loaders(
     if loss_fn is None:
         reading.loss(seen)  # the same, if the model computes no loss
 
-    def measured(loader: Iterable[Any], what: str) -> Callable[[nn.Module], float | dict[str, float]]:
-        def evaluate(model: nn.Module) -> float | dict[str, float]:
-            meters = {measure.metric.name: measure.meter() for measure in measures}
+    own = FromLoaders(reading, measures, val_loader, test_loader)
+    return Task(
+        model=model,
+        train=OnDevice(train_loader, model),
+        loss=own.loss,
+        evaluate=own.evaluate,
+        n_examples=count_examples(train_loader) if n_examples is None else n_examples,
+        test=None if test_loader is None else own.test,
+        name=name,
+        dataset=dataset,
+        outputs=own.outputs if classifies else None,
+        metric=judged.metric,
+        noise=own.noise,
+    )
 
-            def add(seen: Seen) -> None:
-                for meter in meters.values():
-                    meter.add(seen)
 
-            reading.each(model, loader, what, add)
-            if len(meters) == 1:
-                return meters[judged.metric.name].value()
-            return {name: meter.value() for name, meter in meters.items()}
+@dataclass(frozen=True, eq=False)
+class FromLoaders:
+    """The functions of the task: methods, so that the task can be pickled if its parts can."""
 
-        return evaluate
+    reading: Reading
+    measures: list[Measure]  # the first judges the network
+    val_loader: Iterable[Any]
+    test_loader: Iterable[Any] | None
 
-    def noise(model: nn.Module) -> float:
-        meter = Noise(judged)
-        reading.each(model, val_loader, "val_loader", meter.add)
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.reading.loss(self.reading.run(model, batch))
+
+    def evaluate(self, model: nn.Module) -> float | dict[str, float]:
+        return self._measured(model, self.val_loader, "val_loader")
+
+    def test(self, model: nn.Module) -> float | dict[str, float]:
+        return self._measured(model, () if self.test_loader is None else self.test_loader, "test_loader")
+
+    def noise(self, model: nn.Module) -> float:
+        meter = Noise(self.measures[0])
+        self.reading.each(model, self.val_loader, "val_loader", meter.add)
         return meter.value()
 
-    def outputs(model: nn.Module, batch: Any) -> Tensor:
-        seen = reading.run(model, batch)
-        rows = reading.rows(seen, drop_ignored=seen.target.dim() > 1)  # to drop any, a GPU would have to wait
+    def outputs(self, model: nn.Module, batch: Any) -> Tensor:
+        seen = self.reading.run(model, batch)
+        rows = self.reading.rows(seen, drop_ignored=seen.target.dim() > 1)  # to drop any, a GPU would have to wait
         if rows is None:
             raise ConfigError("distill: expected logits (batch, classes, ...) in every batch, as in the first one")
         return rows[0]
 
-    return Task(
-        model=model,
-        train=OnDevice(train_loader, model),
-        loss=lambda model, batch: reading.loss(reading.run(model, batch)),
-        evaluate=measured(val_loader, "val_loader"),
-        n_examples=count_examples(train_loader) if n_examples is None else n_examples,
-        test=None if test_loader is None else measured(test_loader, "test_loader"),
-        name=name,
-        dataset=dataset,
-        outputs=outputs if classifies else None,
-        metric=judged.metric,
-        noise=noise,
-    )
+    def _measured(self, model: nn.Module, loader: Iterable[Any], what: str) -> float | dict[str, float]:
+        meters = {measure.metric.name: measure.meter() for measure in self.measures}
+
+        def add(seen: Seen) -> None:
+            for meter in meters.values():
+                meter.add(seen)
+
+        self.reading.each(model, loader, what, add)
+        values = {name: meter.value() for name, meter in meters.items()}
+        return values if len(values) > 1 else values[self.measures[0].metric.name]
 
 
 def _check_loss(loss_fn: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from softshare._util.user_code import call
 from softshare.errors import ConfigError
 from softshare.loaders.batches import Reading, Seen
 from softshare.task import Metric
@@ -121,16 +122,17 @@ class OfObject:
     """A metric with `update`, `compute` and `reset`, as those of torchmetrics have. The object itself is copied."""
 
     def __init__(self, metric: Any, name: str) -> None:
-        self.metric, self.name = copy.deepcopy(metric), name
-        self.metric.reset()
+        self.what, self.name = f"metric {name!r}", name
+        self.metric = call(self.what, copy.deepcopy, metric)
+        call(self.what, self.metric.reset)
 
     def add(self, seen: Seen) -> None:
         if hasattr(self.metric, "to") and isinstance(seen.output, Tensor):
-            self.metric = self.metric.to(seen.output.device)
-        self.metric.update(seen.output, seen.target)
+            self.metric = call(self.what, self.metric.to, seen.output.device)
+        call(self.what, self.metric.update, seen.output, seen.target)
 
     def value(self) -> float:
-        return _one_number(self.metric.compute(), self.name)
+        return _one_number(call(self.what, self.metric.compute), self.name)
 
     def noise(self) -> None:
         return None
@@ -161,7 +163,7 @@ class OfFunction:
                 f"metric {self.name!r}: batches of different shapes cannot be put together ({problem}). Give an object "
                 "with update, compute and reset"
             ) from None
-        return _one_number(self.function(outputs, targets), self.name)
+        return _one_number(call(f"metric {self.name!r}", self.function, outputs, targets), self.name)
 
     def noise(self) -> None:
         return None
@@ -212,12 +214,12 @@ def _measure(
 
 def _built_in(name: str, reading: Reading) -> Callable[[], Meter]:
     makes: Mapping[str, Callable[[], Meter]] = {
-        "error": lambda: Rate(reading, hits=False),
-        "accuracy": lambda: Rate(reading, hits=True),
-        "mse": lambda: Distance(Tensor.square),
-        "mae": lambda: Distance(Tensor.abs),
-        "loss": lambda: MeanLoss(reading),
-        "perplexity": lambda: MeanLoss(reading, _exp),
+        "error": functools.partial(Rate, reading, hits=False),  # not lambdas, which pickle refuses
+        "accuracy": functools.partial(Rate, reading, hits=True),
+        "mse": functools.partial(Distance, torch.square),
+        "mae": functools.partial(Distance, torch.abs),
+        "loss": functools.partial(MeanLoss, reading),
+        "perplexity": functools.partial(MeanLoss, reading, _exp),
     }
     return makes[name]
 

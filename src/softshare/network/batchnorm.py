@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softshare._util.user_code import at, call
+from softshare._util.user_code import batches as batches_of
 from softshare.errors import ConfigError, ModelError
 
 
@@ -31,9 +33,10 @@ def reestimate_batch_norm_(
             m.reset_running_stats()
             m.momentum = None  # the plain average of all batches
             m.train()
-        for batch in batches:
-            forward(model, batch)
+        for batch in batches_of(batches, "batches"):
             n_batches += 1
+            with at(f"batch {n_batches}"):
+                call("forward", forward, model, batch)
         if not n_batches:
             raise ConfigError("batch norm: expected at least one batch to estimate statistics from, got none")
     except BaseException:

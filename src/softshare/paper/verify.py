@@ -20,7 +20,7 @@ from softshare.errors import ConfigError, NotAvailableError, SoftShareError
 from softshare.paper.baselines import published_ratio
 from softshare.quantization.description_length import entropy_bits
 from softshare.quantization.quantized import QuantizedWeights
-from softshare.result import Result, final_error, load_copy
+from softshare.result import Result, device_name, final_error, load_copy
 from softshare.task import Metric, Task
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, make_task
 
@@ -89,9 +89,10 @@ def _check(run: Path, name: str, zoo: _Zoo) -> Check:
         found |= measured
     except SoftShareError as problem:
         problems.append(str(problem))
-    problems += [
-        _difference(k, getattr(result, k), v) for k, v in found.items() if not _agree(k, getattr(result, k), v)
-    ]
+    for k, v in found.items():
+        if not _agree(k, getattr(result, k), v):
+            how = _other_conditions(result, zoo.model(result.experiment)) if k == "error_after" else ""
+            problems.append(_difference(k, getattr(result, k), v) + how)
     return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked), result.metric)
 
 
@@ -154,6 +155,14 @@ def _han_bytes(decoded: QuantizedWeights, result: Result) -> int:
 
 def _difference(field: str, said: Any, found: Any) -> str:
     return f"{field}: expected {said!r} by the result, got {found!r} from the file"
+
+
+def _other_conditions(result: Result, model: nn.Module) -> str:
+    """What may have changed the rounding since the result was measured, where that is recorded."""
+    now = {"device": device_name(model), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    then = {"device": result.device, "threads": result.threads, "torch": result.versions.get("torch")}
+    other = [f"{name} {then[name]} then, {now[name]} now" for name in now if then[name] not in (None, now[name])]
+    return f" ({'; '.join(other)})" if other else ""
 
 
 def _agree(field: str, said: Any, found: Any) -> bool:

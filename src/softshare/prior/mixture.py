@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,10 @@ class Mixture:
 
     def detach(self) -> Mixture:
         return Mixture(self.log_mixing.detach(), self.mean.detach(), self.log_var.detach())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:
+        """Of the values. That of a prior has a history of gradients, which torch refuses to copy."""
+        return Mixture(self.log_mixing.detach().clone(), self.mean.detach().clone(), self.log_var.detach().clone())
 
     def __repr__(self) -> str:
         rows = zip(self.mixing.tolist(), self.mean.tolist(), self.std.tolist(), strict=True)

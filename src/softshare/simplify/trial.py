@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from softshare._util.user_code import batches
 from softshare.network.chains import Link
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied
@@ -112,7 +113,7 @@ class _Trial:
     def __init__(self, task: Task) -> None:
         self._task, self._model = task, copied(task.model).eval()
         with seeded(self._model, 0):  # a loader may draw from the global random state
-            self._batches: list[Any] = list(islice(iter(task.train), BATCHES))
+            self._batches: list[Any] = list(islice(batches(task.train), BATCHES))
 
     def loss(self, quantized: QuantizedWeights) -> float:
         """Of the network with these weights, which it has from now on."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, TaskError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.curvature import Curvature
@@ -125,14 +125,15 @@ class _Graph:
 
         try:
             self._graph, self._out = capture(on_own_batch, stream)
-        except RuntimeError as problem:
+        except (RuntimeError, TaskError) as problem:
             cause = cause or problem
-            if isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, RuntimeError):
-                raise cause from None
+            origin = cause.__cause__ if isinstance(cause, TaskError) else cause
+            if isinstance(origin, torch.OutOfMemoryError) or not isinstance(origin, RuntimeError):
+                raise cause from cause.__cause__
             raise ConfigError(
                 "capture: Task.loss cannot be captured into a CUDA graph; it must not wait for the GPU (.item(), "
-                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {cause}"
-            ) from cause
+                f"printing, a branch on a tensor) nor copy from the CPU. Train without capture. The cause: {origin}"
+            ) from origin
 
     def replay(self, batch: _Batch) -> tuple[Tensor, Tensor]:
         for own, new in zip(self._batch.tensors, batch.tensors, strict=True):

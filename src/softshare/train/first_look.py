@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softshare._util.user_code import at, batches
 from softshare.errors import ConfigError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
@@ -65,15 +66,16 @@ def look(task: Task, prior: MixturePrior, seed: int) -> FirstLook:
     A network that is not trained yet passes: its loss is not clearly below that of zeros.
     """
     with seeded(task.model, seed):
-        before = task.judge(task.model)
-        first = FirstLook(before, noise_of(task, task.model, before))
+        with at("the look before training"):
+            before = task.judge(task.model)
+            first = FirstLook(before, noise_of(task, task.model, before))
         was_training = task.model.training
         task.model.eval()
         try:
-            batches = list(islice(iter(task.train), BATCHES))
-            loss = _mean_loss(task, batches)
+            some = list(islice(batches(task.train), BATCHES))
+            loss = _mean_loss(task, some)
             with _zeroed(prior.view.tensors):
-                of_zeros, zeros = _mean_loss(task, batches), task.judge(task.model)
+                of_zeros, zeros = _mean_loss(task, some), task.judge(task.model)
         except Exception:  # the user's own code: the loss may need training mode, and zeros may give no number
             return first
         finally:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from softshare.task import Task, evaluating
+from softshare.errors import ConfigError
+from softshare.task import Task, evaluating, require_finite
 
 
 def noise_of(task: Task, model: nn.Module, value: float) -> float:
@@ -22,7 +23,13 @@ def noise_of(task: Task, model: nn.Module, value: float) -> float:
     """
     if task.noise is not None:
         with evaluating(model):
-            return abs(float(task.noise(model)))
+            found = task.noise(model)
+        try:
+            noise = abs(float(found))
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(f"Task.noise: expected a number, got {type(found).__name__}") from None
+        require_finite("Task.noise", noise, "for the network")
+        return noise
     n = max(1, examples_seen(task, model))
     whole = 100.0 if task.metric.unit == "%" else 1.0
     if task.metric.unit == "%" or (task.metric.higher_is_better and 0 <= value <= 1):

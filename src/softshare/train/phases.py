@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
+from softshare._util.user_code import at
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
@@ -41,6 +42,7 @@ class Phases(Hook):
         self.history: tuple[EpochRecord, ...] = ()
         self._done = 0  # epochs of the phases before
         self._started = False
+        self._runs = 0
         self._checkpoint = checkpoint
         if checkpoint:
             checkpoint.follow("phases", self)
@@ -64,16 +66,17 @@ class Phases(Hook):
         prior: MixturePrior | None = None,
     ) -> None:
         """If a hook raises `StopPhaseError`, the phase ends there."""
-        with suppress(StopPhaseError):
+        self._runs += 1
+        with suppress(StopPhaseError), at(f"run {self._runs}") if self._runs > 1 else nullcontext():
             retrain_(self.task, prior, config, [self], latent, self._checkpoint)
         self._done = self.history[-1].epoch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [vars(record) for record in self.history], "done": self._done}
+        return {"history": [vars(record) for record in self.history], "done": self._done, "runs": self._runs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history = tuple(EpochRecord(**record) for record in state["history"])
-        self._done = state["done"]
+        self._done, self._runs = state["done"], state["runs"] - 1  # it is begun again
 
     def on_prior(self, prior: MixturePrior | None) -> None:
         for hook in self.hooks:

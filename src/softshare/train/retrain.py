@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from softshare._util.user_code import at
 from softshare.config import RetrainConfig
-from softshare.errors import DivergedError
+from softshare.errors import DivergedError, NotANumberError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.captured import CapturedStep
@@ -42,8 +43,8 @@ def retrain_(
     of the network made now is the teacher. With `checkpoint`, a training that was stopped goes on from there, and the
     history is that of the rest.
 
-    A NaN or infinite loss raises `DivergedError`, and restores the model and the prior of the last good epoch. The
-    global random state is seeded for the run and restored afterwards.
+    A NaN or infinite loss or metric raises `DivergedError`, and restores the model and the prior of the last good
+    epoch. The global random state is seeded for the run and restored afterwards.
     """
     if config.distill:
         task = distilled(task, task.model, config.distill)
@@ -62,15 +63,16 @@ def retrain_(
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)
             try:
-                if epoch > 0:
-                    task_loss, tau = _train_until(epoch, training, config, hooks, checkpoint)
-                record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
-            except FloatingPointError as problem:
+                with at(f"{'epoch' if config.epochs else 'look'} {epoch}"):
+                    if epoch > 0:
+                        task_loss, tau = _train_until(epoch, training, config, hooks, checkpoint)
+                    record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
+            except NotANumberError as problem:
                 _restore(task, prior, good)
                 under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
                 raise DivergedError(
-                    f"training diverged in epoch {epoch}: {problem}. The weights from before that epoch are restored. "
-                    + (under_prior if prior else "Lower the learning rate."),
+                    f"training diverged in epoch {epoch}: {problem.problem}. The weights from before that epoch are "
+                    "restored. " + (under_prior if prior else "Lower the learning rate."),
                     good[0],
                 ) from None
             history.append(record)
@@ -93,7 +95,8 @@ def _train_until(
         training.tau = tau = config.tau_at(progress) if prior else 0.0
         run_step.set(tau, config.decay_at(progress))
         run_step.hard = prior is not None and progress >= config.hard_from
-        run_step(batch)
+        with at(f"batch {training.step + 1}"):
+            run_step(batch)
         training.look, training.step = look, training.step + 1
         if training.step % CHECK_EVERY == 0:
             _require_finite("the loss", float(run_step.sums[1]))
@@ -145,7 +148,7 @@ def _record(
 
 def _require_finite(what: str, value: float) -> None:
     if not math.isfinite(value):
-        raise FloatingPointError(f"{what} became {value}")
+        raise NotANumberError(f"{what} became {value}")
 
 
 def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:

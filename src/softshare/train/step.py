@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softshare._util.user_code import call
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
@@ -136,7 +137,7 @@ class Step:
         task_loss, first = self.task.loss(self.task.model, batch), self._first
         self._check(task_loss)
         if task_loss.requires_grad:
-            task_loss.backward()
+            call("the gradient of Task.loss", task_loss.backward)
         if first and self.prior:
             _require_gradients(self.prior)
         return task_loss.detach()

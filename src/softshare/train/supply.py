@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from softshare._util.user_code import batches as batches_of
+from softshare._util.user_code import length_of
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import examples_in
@@ -71,7 +73,7 @@ class Supply:
         self._start = random_state()
         if isinstance(generator := getattr(self._batches, "generator", None), torch.Generator):  # of a DataLoader
             self._start["own"] = generator.get_state()
-        self._iterator = iter(self._batches)
+        self._iterator = iter(batches_of(self._batches))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -102,11 +104,3 @@ class Supply:
     def batch_size(self, n_examples: int) -> float:
         """The mean over a pass; before one has ended, if the batches have no length, that of the last batch."""
         return n_examples / self._per_pass if self._per_pass else self._rows
-
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, or None if they do not know it."""
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:  # no length, or a DataLoader over a dataset without one
-        return None
