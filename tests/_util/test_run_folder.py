@@ -129,6 +129,15 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o750
 
 
+def test_a_read_only_run_can_be_replaced(tmp_path: Path) -> None:
+    fill(tmp_path / "a", MODEL)
+    (tmp_path / "a").chmod(0o555)
+    new = make_run(tmp_path / "a", "new", MODEL)
+    assert contents(tmp_path / "a") == new
+    assert os.listdir(tmp_path) == ["a"]
+    (tmp_path / "a").chmod(0o755)
+
+
 def test_an_empty_folder_becomes_the_run(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     new = make_run(tmp_path / "a", "new", MODEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,28 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatc
     with sole_writer(tmp_path / "a"):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_a_child_that_outlives_the_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    read, write = os.pipe()  # the child ends when the test closes it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads
+        process = os.fork()
+        if process == 0:
+            with sole_writer(tmp_path / "a"):
+                if os.fork() == 0:
+                    os.close(write)
+                    os.read(read, 1)
+                os._exit(0)
+    os.waitpid(process, 0)
+    with sole_writer(tmp_path / "a"):
+        pass
+    os.close(read)
+    os.close(write)
+
+
+def test_the_lock_of_another_is_not_removed(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "a"):
+        (tmp_path / ".a.lock").unlink()  # by hand
+        (tmp_path / ".a.lock").write_text("softshare process 1 on another machine\n")
+    assert (tmp_path / ".a.lock").exists()

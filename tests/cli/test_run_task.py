@@ -187,13 +187,14 @@ def test_a_normed_network_has_a_run_and_a_report(norm: str, tmp_path: Path, caps
 # Processes
 
 SLOW = """
-import os, time
+import time
 from pathlib import Path
 
 def task():
     def slow(model, batch):
         Path(__file__).with_name("training").touch()
-        while Path(__file__).with_name("wait").exists():
+        end = time.monotonic() + 30
+        while Path(__file__).with_name("wait").exists() and time.monotonic() < end:
             time.sleep(0.01)
         return loss(model, batch)
     return make_task(loss=slow)

@@ -261,6 +261,15 @@ def test_layers_that_read_no_image_have_no_filters() -> None:
     assert shapes(nn.Conv1d(1, 64, 3), nn.Linear(784, 9)) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_a_layer_whose_weight_is_computed_has_a_shape_too() -> None:
+    norms = torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.spectral_norm
+    for norm in norms:
+        model = nn.Sequential(norm(nn.Conv2d(1, 20, 5)), nn.ReLU(), norm(nn.Linear(320, 9, bias=False)))
+        assert list(filter_shapes(model).values()) == [(20, 1, 5, 5), (9, 20, 4, 4)]
+        assert kept_filters(model, MixturePrior(model).quantize()) == {}  # the file has what they are computed from
+
+
 def test_the_first_of_many_filters_are_shown() -> None:
     model = nn.Sequential(nn.Conv2d(40, 60, 3), nn.Flatten(), nn.Linear(960, 3))
     prior = MixturePrior(model)

@@ -209,6 +209,7 @@ def remove_run(folder: Path, into: Path | None = None) -> None:
     if kind_of(folder) != "a folder":
         return
     with contextlib.suppress(OSError):  # the next run tries again
+        os.chmod(folder, 0o700)  # it may be read-only
         _empty(folder)
         for name in _names(folder):
             if into and not kind_of(into / name):
@@ -271,7 +272,7 @@ def _is_signed(path: Path) -> bool:
 
 
 def write_pair(folder: Path, file: bytes, result: bytes) -> None:
-    """Write `model.sws` and `result.json` of a kept result into a folder: both or neither."""
+    """Write `model.sws` and `result.json` of a kept result into a folder. A file is never beside another's result."""
     with output_folder(folder, overwrite=True) as unfinished:
         write_atomic(unfinished / MODEL, file)
         write_atomic(unfinished / RESULT, result)

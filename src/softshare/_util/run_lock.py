@@ -12,6 +12,16 @@ from softshare._util.files import require_plain, try_lock
 from softshare.errors import ConfigError
 
 _SIGN = b"softshare"  # the first word of a lock file
+_held = set[int]()  # the open lock files of this process
+
+
+def _let_go() -> None:
+    """In a forked process, such as a worker that loads data: it may outlive its parent, and the lock may not."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -22,15 +32,19 @@ def sole_writer(path: Path) -> Iterator[None]:
         file = _take(lock, path)
     except OSError as error:
         raise ConfigError(f"cannot write {lock}: {error.strerror or error}") from error
+    _held.add(file)
     try:
         with contextlib.suppress(OSError):  # it is only for the message to others
             os.truncate(file, 0)
             os.pwrite(file, b"%s process %d on %s\n" % (_SIGN, os.getpid(), socket.gethostname().encode()), 0)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(lock)  # while it is locked, so that no other process can have locked this file
-        os.close(file)
+        if file in _held:
+            _held.remove(file)
+            with contextlib.suppress(OSError):
+                if _is_at(file, lock):
+                    os.unlink(lock)  # while it is locked, so that no other process can have locked this file
+            os.close(file)
 
 
 def _take(lock: Path, path: Path) -> int:
