@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ def _augmentation(experiment: str, switched_on: bool) -> str:
 
 
 def plot_name(experiment: str) -> str:
-    return f"results-{experiment}.png"
+    """Beside the page, whatever the experiment is called: a name in a result is no path."""
+    return f"results-{re.sub('[^0-9A-Za-z._-]', '-', experiment)}.png"
 
 
 def _our_table(ours: Sequence[Point]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from softshare._util.text import shorten
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, shorten, tip
+from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, tip
 
 MOST_BARS = 24
 MOST_LABELS = 12  # of points

@@ -38,7 +38,7 @@ def storage_data(run: Run) -> tuple[Storage, ...]:
         return ()
     info = max(named, key=lambda t: t.n or 0)
     name, shape = str(info.name), info.shape or ()
-    values = load(run.folder / MODEL, [name], max_bytes=None)[name].float().numpy()
+    values = load(run.folder / MODEL, [name])[name].float().numpy()
     matrix = values.reshape(len(values), -1)
     matrix = matrix[: max(1, _MOST_WEIGHTS // matrix.shape[1])]
     book, indices = np.unique(matrix, return_inverse=True)
