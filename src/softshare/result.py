@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from softshare._util.files import read_bytes, write_atomic
-from softshare._util.schema import from_plain, require_types, to_plain
+from softshare._util.foreign import read_json
+from softshare._util.schema import from_plain, require, require_types, to_plain
 from softshare.codec import decode, encode
 from softshare.compressed import Compressed
 from softshare.config import EncodeConfig
@@ -64,6 +65,23 @@ class Result:
     def __post_init__(self) -> None:
         require_types(self)
 
+    def _require_usable(self) -> None:
+        """Raise unless every table and figure can show the result. One that was measured can be shown."""
+        for name in ("n_weights", "file_bytes", "han_bytes"):
+            require(getattr(self, name) > 0, f"result.{name}", "a number above 0", getattr(self, name))
+        for name in ("n_nonzero", "n_components"):
+            require(getattr(self, name) >= 0, f"result.{name}", "a number of at least 0", getattr(self, name))
+        for name, pair in (self.others or {}).items():
+            is_pair = isinstance(pair, list) and len(pair) == 2 and all(_is_number(value) for value in pair)
+            require(is_pair, f"result.others.{name}", "two numbers", pair)
+        for name in ("retrain", "prior", "merge", "encode", "task"):
+            stage = self.config.get(name, {})
+            require(isinstance(stage, dict), f"result.config.{name}", "settings by their names", stage)
+        rules = self.config.get("prior", {}).get("rules", [])
+        of_rules = isinstance(rules, list) and all(isinstance(rule, dict) for rule in rules)
+        require(of_rules, "result.config.prior.rules", "a list of rules", rules)
+        _require_outcome(self.outcome)
+
     @property
     def kept(self) -> bool | None:
         """Whether the metric is as good as before, within its noise. None if the noise is not known."""
@@ -89,12 +107,32 @@ class Result:
     def load(cls, path: str | os.PathLike[str]) -> Result:
         data = read_bytes(path)
         try:
-            values = json.loads(data)
+            values = read_json(data)
             if not isinstance(values, dict) or values.get("schema") != SCHEMA:
                 raise ValueError(f"expected a JSON object with schema {SCHEMA}")
-            return from_plain(cls, values, "result")
+            result = from_plain(cls, values, "result")
+            result._require_usable()
+            return result
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
+
+
+def _require_outcome(outcome: dict[str, Any] | None) -> None:
+    """Older results have fewer entries."""
+    if outcome is None:
+        return
+    target = outcome.get("target")
+    require(target is None or isinstance(target, dict), "result.outcome.target", "a target or null", target)
+    numbers = [*(("limit", "reached") if target else ()), *(("before", "after", "noise") if "kept" in outcome else ())]
+    for name in numbers:
+        is_none = name == "limit" and outcome.get(name) is None and (target or {}).get("kind") == "WithinNoise"
+        require(is_none or _is_number(outcome.get(name)), f"result.outcome.{name}", "a number", outcome.get(name))
+    for name in ("met", "kept"):
+        require(isinstance(outcome.get(name, True), bool), f"result.outcome.{name}", "true or false", outcome.get(name))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class RunConfig(Protocol):

@@ -24,6 +24,7 @@ POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"
 # The page's variable for each colour of a figure. A dark page sets other colours.
 VARIABLES = {INK: "ink", FAINT: "faint", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
+MOST_TIPS = 500  # strips of a figure
 _TIP = "tip:"
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -80,7 +81,9 @@ def beside(axes: Any, x: float, y: float, text: str) -> None:
 
 
 def epoch_tips(axes: Any, epochs: Array, texts: list[str], counted: str = "epoch") -> None:
-    """Add an invisible strip with a tooltip for each epoch or look."""
+    """Add an invisible strip with a tooltip for each epoch or look, or for some of many."""
+    step = -(-len(epochs) // MOST_TIPS)
+    epochs, texts = epochs[::step], texts[::step]
     half = np.diff(epochs).max() / 2 if len(epochs) > 1 else 0.5
     for epoch, text in zip(epochs, texts, strict=True):
         strip = axes.axvspan(epoch - half, epoch + half, color=FAINT, alpha=0.004, linewidth=0, zorder=9)

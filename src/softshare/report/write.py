@@ -9,7 +9,7 @@ from softshare._util.files import make_folder, write_atomic
 from softshare._util.run_folder import PAGE
 from softshare.report.figures.catalogue import FIGURES, draw
 from softshare.report.page import render_page
-from softshare.report.run import Run
+from softshare.report.run import Run, drawn_from
 from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
 
 PICTURES = "figures"
@@ -20,6 +20,11 @@ def write_report(run_folder: Path, folder: Path) -> list[Path]:
     require_matplotlib()
     run, pictures = Run.load(run_folder), folder / PICTURES
     make_folder(pictures)
+    with drawn_from(run_folder):
+        return _write(run, folder, pictures)
+
+
+def _write(run: Run, folder: Path, pictures: Path) -> list[Path]:
     svgs: dict[str, list[str]] = {}
     written = [folder / PAGE]
     for plot in FIGURES:
