@@ -29,6 +29,7 @@ from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
 
 SCHEMA = 1
+MOST_CHARACTERS = 1000  # of a name in a result
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Result:
         """Raise unless every table and figure can show the result. One that was measured can be shown."""
         for name in ("n_weights", "file_bytes", "han_bytes"):
             require(getattr(self, name) > 0, f"result.{name}", "a number above 0", getattr(self, name))
+        shown = (self.experiment, self.method, self.dataset, self.device, self.metric.name, self.metric.unit)
+        for text in shown:
+            require(len(text) <= MOST_CHARACTERS, "result", f"names of at most {MOST_CHARACTERS} characters", len(text))
         for name in ("n_nonzero", "n_components"):
             require(getattr(self, name) >= 0, f"result.{name}", "a number of at least 0", getattr(self, name))
         for name, pair in (self.others or {}).items():

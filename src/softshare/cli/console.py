@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from softshare._util.text import printable
+from softshare._util.printable import printable
 
 
 class SafeConsole(Console):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from softshare._util.text import printable, shorten
+from softshare._util.printable import printable, shorten
 
 if TYPE_CHECKING:
     from softshare.codec import FileInfo
@@ -31,7 +31,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def file_table(info: FileInfo, title: str) -> Table:
-    """One row per tensor, for the first thousand. Bits are per weight. The overhead is the header, the codebooks and the checksum."""
+    """One row per tensor, up to `MOST_ROWS`. Bits are per weight. The overhead is header, codebooks and checksum."""
     columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
     table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
 
@@ -154,7 +154,5 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
         n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
         value, metric = check.error, check.metric
         error = "-" if value is None else one.number(value) if one else f"{metric.name} {metric.text(value)}"
-        table.add_row(
-            _name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red")
-        )
+        table.add_row(_name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red"))
     return table

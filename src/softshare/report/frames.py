@@ -22,6 +22,7 @@ from torch import Tensor
 
 from softshare._util.files import read_bytes, write_atomic
 from softshare._util.foreign import read_arrays, read_json
+from softshare._util.printable import shorten
 from softshare.errors import FormatError
 from softshare.network.weights import WeightView
 from softshare.prior.mixture import Mixture
@@ -63,7 +64,7 @@ class Frames:
 
     @property
     def parts(self) -> list[str]:
-        return list(self.about["parts"])
+        return [shorten(part, 60) for part in self.about["parts"]]
 
     def of(self, name: str) -> int:
         """The index of a tensor's mixture."""
@@ -100,7 +101,13 @@ class Frames:
                 raise ValueError(f"{name}: expected the shape {shape}, got {getattr(self, name).shape}")
         if not (min(e, p, k, bins) > 0 and e * max(1, q) * k <= MAX_POINTS and self.merged.shape[2] in (0, k)):
             raise ValueError(f"expected {MAX_POINTS:,} points of a film at most, got {e} frames of {q} x {k}")
-        for name, most in {"shown": p, "owner": max(1, q), "counts": _MOST, "histograms": _MOST, "epochs": _MOST}.items():
+        for name, most in {
+            "shown": p,
+            "owner": max(1, q),
+            "counts": _MOST,
+            "histograms": _MOST,
+            "epochs": _MOST,
+        }.items():
             values = getattr(self, name)
             if values.dtype.kind not in "iu" or (values.size and not 0 <= values.min() <= values.max() < most):
                 raise ValueError(f"{name}: expected whole numbers from 0 to {most - 1}")
@@ -117,7 +124,9 @@ class Frames:
             if values.ndim != 4 or values.dtype.kind != "f" or not np.isfinite(values).all() or not values.size:
                 raise ValueError(f"the filters of {name!r}: expected finite numbers in four dimensions")
             if values.size > MAX_PIXELS:
-                raise ValueError(f"the filters of {name!r}: expected at most {MAX_PIXELS:,} numbers, got {values.size:,}")
+                raise ValueError(
+                    f"the filters of {name!r}: expected at most {MAX_PIXELS:,} numbers, got {values.size:,}"
+                )
         _require_about(self.about, p)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from softshare._util.text import printable, shorten
+from softshare._util.printable import printable, shorten
 from softshare.codec.info import FileInfo
 from softshare.report.figures.catalogue import FIGURES
 from softshare.report.figures.film import film_data, film_for_page

@@ -38,6 +38,7 @@ _COLUMNS = (
     "tau",
 )
 
+
 @dataclass(frozen=True, eq=False)
 class Run:
     folder: Path

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from softshare._util.text import printable
+from softshare._util.printable import printable
 from softshare.errors import NotAvailableError
 from softshare.report.frames import Array
 

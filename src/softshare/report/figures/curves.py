@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from softshare._util.text import shorten
+from softshare._util.printable import shorten
 from softshare.report.frames import Array
 from softshare.report.run import Run
 from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure

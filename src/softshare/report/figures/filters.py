@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from softshare._util.text import shorten
+from softshare._util.printable import shorten
 from softshare._util.run_folder import PRETRAINED
 from softshare.compressed import Compressed
 from softshare.report.frames import Array

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from softshare._util.text import shorten
+from softshare._util.printable import shorten
 from softshare._util.run_folder import MODEL
 from softshare.codec import load
 from softshare.codec.info import TensorInfo
