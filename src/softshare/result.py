@@ -122,15 +122,14 @@ class Result:
 
 
 def _require_outcome(outcome: dict[str, Any] | None) -> None:
-    """Older results have fewer entries."""
+    """Older results have fewer entries, and one without a target has no limit."""
     if outcome is None:
         return
     target = outcome.get("target")
     require(target is None or isinstance(target, dict), "result.outcome.target", "a target or null", target)
-    numbers = [*(("limit", "reached") if target else ()), *(("before", "after", "noise") if "kept" in outcome else ())]
-    for name in numbers:
-        is_none = name == "limit" and outcome.get(name) is None and (target or {}).get("kind") == "WithinNoise"
-        require(is_none or _is_number(outcome.get(name)), f"result.outcome.{name}", "a number", outcome.get(name))
+    for name in ("limit", "reached", "before", "after", "noise"):
+        value = outcome.get(name)
+        require(value is None or _is_number(value), f"result.outcome.{name}", "a number or null", value)
     for name in ("met", "kept"):
         require(isinstance(outcome.get(name, True), bool), f"result.outcome.{name}", "true or false", outcome.get(name))
 

@@ -295,8 +295,8 @@ class EncodeConfig:
     )
     rest_dtype: RestDtype = option(
         "float32",
-        "Precision in which the floating-point tensors that are not shared are stored. A tensor with a value that would "
-        "become 0 keeps its own.",
+        "Precision in which the floating-point tensors that are not shared are stored. A tensor with a value that "
+        "would become 0 keeps its own.",
     )
     names: Names = option(
         "keep",
