@@ -125,10 +125,10 @@ def test_more_tensors_than_a_file_holds_are_refused_before_fitting(
 ) -> None:
     """A hundred thousand small tensors were all fitted, for eight minutes, and then refused."""
     monkeypatch.setattr("softshare.codec.header.MAX_ENTRIES", 50)
-    monkeypatch.setattr("softshare.datafree.compress_weights.cells_of", None)
+    monkeypatch.setattr("softshare.network.checkpoint._checkpoint", None)
     many = {f"{k}.weight": torch.full((2, 2), k + 1.0) for k in range(51)}
     safetensors.torch.save_file(many, tmp_path / "m.safetensors")
-    refused("quantize", tmp_path / "m.safetensors", naming="expected at most 50 names")
+    refused("quantize", tmp_path / "m.safetensors", naming="at most 50 tensors, as a file can hold, got 51")
 
 
 # Forged runs

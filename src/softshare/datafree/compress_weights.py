@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from softshare._util.files import write_atomic
-from softshare.codec import encode
-from softshare.codec.header import check_names
+from softshare.codec import encode, header
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import EncodeConfig, Rule
 from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized, with_norms
@@ -78,13 +77,13 @@ def compress_weights(
         raise ConfigError(
             "names='none': a checkpoint does not give the order of the network's tensors; use names='keep'"
         )
-    checkpoint = open_checkpoint(source, rules)
+    checkpoint = open_checkpoint(source, rules, header.MAX_ENTRIES)
     if not checkpoint.shared:
         kept = ", ".join(checkpoint.rest) or "none at all"
         raise ModelError(
             f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
         )
-    check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
+    header.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
     work = _Work(checkpoint, config)
     return work.by_bits(bits) if bits is not None else work.by_error(ERROR if weight_error is None else weight_error)
 
