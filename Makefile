@@ -7,6 +7,7 @@ TOOLS_READY := $(VENV)/.tools-ready
 FILES ?= 1000000
 # Wheels alone, and only those whose hash a lock names: no code of a package runs while it is installed.
 LOCKED := $(VENV)/bin/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps
+FOLDERS ?= 2000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo fast test check docs rooms fuzz bench reproduce results lock audit dist clean
@@ -37,8 +38,9 @@ docs: $(DOCS_READY)  ## Build the documentation into site/; a warning, a dead li
 rooms: $(READY)  ## Print the graph of folders in the DOT language, its cycles marked
 	$(BIN)/import-linter drawgraph softshare --show-import-totals --show-cycle-breakers
 
-fuzz: $(READY)  ## Read a million mutated files, 10 to 20 minutes on two cores; FILES=N for another number
+fuzz: $(READY)  ## Read a million mutated files and 2,000 forged runs, half an hour on two cores; FILES=N FOLDERS=N for other numbers
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --files $(FILES) --log benchmarks/fuzz.log
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_runs.py --folders $(FOLDERS) --log benchmarks/fuzz.log
 
 bench: $(READY)  ## Measure the codec, the prior, training steps and compression without data; rows are appended to benchmarks/results.csv
 	$(BIN)/python benchmarks/bench_codec.py

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from softshare._util.files import read_bytes, write_atomic
+from softshare._util.foreign import read_json
 from softshare._util.schema import from_plain, require, require_types, to_plain
 from softshare._util.user_code import at, batches
 from softshare.codec import decode, encode
@@ -29,6 +30,7 @@ from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
 
 SCHEMA = 1
+MOST_CHARACTERS = 1000  # of a name in a result
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,26 @@ class Result:
             elif isinstance(value, float):
                 require(math.isfinite(value), name, "a finite number", value)
 
+    def _require_usable(self) -> None:
+        """Raise unless every table and figure can show the result. One that was measured can be shown."""
+        for name in ("n_weights", "file_bytes", "han_bytes"):
+            require(getattr(self, name) > 0, f"result.{name}", "a number above 0", getattr(self, name))
+        shown = (self.experiment, self.method, self.dataset, self.device, self.metric.name, self.metric.unit)
+        for text in shown:
+            require(len(text) <= MOST_CHARACTERS, "result", f"names of at most {MOST_CHARACTERS} characters", len(text))
+        for name in ("n_nonzero", "n_components"):
+            require(getattr(self, name) >= 0, f"result.{name}", "a number of at least 0", getattr(self, name))
+        for name, pair in (self.others or {}).items():
+            is_pair = isinstance(pair, list) and len(pair) == 2 and all(_is_number(value) for value in pair)
+            require(is_pair, f"result.others.{name}", "two numbers", pair)
+        for name in ("retrain", "prior", "merge", "encode", "task"):
+            stage = self.config.get(name, {})
+            require(isinstance(stage, dict), f"result.config.{name}", "settings by their names", stage)
+        rules = self.config.get("prior", {}).get("rules", [])
+        of_rules = isinstance(rules, list) and all(isinstance(rule, dict) for rule in rules)
+        require(of_rules, "result.config.prior.rules", "a list of rules", rules)
+        _require_outcome(self.outcome)
+
     @property
     def kept(self) -> bool | None:
         """Whether the metric is as good as before, within its noise. None if the noise is not known."""
@@ -102,12 +124,14 @@ class Result:
     def load(cls, path: str | os.PathLike[str]) -> Result:
         data = read_bytes(path)
         try:
-            values = json.loads(data)
+            values = read_json(data)
             if not isinstance(values, dict) or values.get("schema") != SCHEMA:
                 raise ValueError(f"expected a JSON object with schema {SCHEMA}")
             if "error_bits" in values and values["error_bits"] is None:
                 values["error_bits"] = math.inf
-            return from_plain(cls, values, "result")
+            result = from_plain(cls, values, "result")
+            result._require_usable()
+            return result
         except ValueError as problem:
             raise FormatError(f"{os.fspath(path)} is not a result: {problem}") from None
 
@@ -119,6 +143,23 @@ def _without_infinities(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_infinities(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _require_outcome(outcome: dict[str, Any] | None) -> None:
+    """Older results have fewer entries, and one without a target has no limit."""
+    if outcome is None:
+        return
+    target = outcome.get("target")
+    require(target is None or isinstance(target, dict), "result.outcome.target", "a target or null", target)
+    for name in ("limit", "reached", "before", "after", "noise"):
+        value = outcome.get(name)
+        require(value is None or _is_number(value), f"result.outcome.{name}", "a number or null", value)
+    for name in ("met", "kept"):
+        require(isinstance(outcome.get(name, True), bool), f"result.outcome.{name}", "true or false", outcome.get(name))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class RunConfig(Protocol):

@@ -79,7 +79,7 @@ def test_a_file_without_names(tmp_path: Path, refused: Refusals, capsys: pytest.
     """A run evaluates, because it has the network. Inspect numbers the tensors. Decompress needs the network."""
     folder, task = tmp_path / "run", write_task(tmp_path)
     assert run("compress", task, "--names", "none", "--epochs", 1, "--no-limit", "--out", folder) == 0
-    assert run("evaluate", folder) == 0
+    assert run("evaluate", folder, "--trust") == 0
     capsys.readouterr()
     assert run("inspect", folder / "model.sws") == 0
     text = capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_decoded(copy: Path, refused: Refusals) -> None:
     good = file.read_bytes()
     for damage, inspected, decoded in DAMAGES.values():
         file.write_bytes(damage(good))
-        for args in (["decompress", file, copy / "a.safetensors"], ["evaluate", copy]):
+        for args in (["decompress", file, copy / "a.safetensors"], ["evaluate", copy, "--trust"]):
             refused(*args, naming=[str(file), decoded, "expected", "got"])
         if inspected is None:
             assert run("inspect", file) == 0
@@ -134,7 +134,7 @@ def test_evaluate_measures_the_file_again(copy: Path, capsys: pytest.CaptureFixt
     """Only the file is read, not a checkpoint."""
     for name in ("pretrained.safetensors", "retrained.safetensors", "history.csv"):
         (copy / name).unlink()
-    assert run("evaluate", copy) == 0
+    assert run("evaluate", copy, "--trust") == 0
     result, printed = result_of(copy), capsys.readouterr().out
     assert f"error {result['error_after']:.4f}% (result.json: {result['error_after']:.4f}%)" in printed
     assert f"{result['file_bytes']} bytes" in printed
@@ -144,7 +144,7 @@ def test_evaluate_says_when_the_result_is_not_the_files(copy: Path, capsys: pyte
     good = result_of(copy)
     for change in ({"error_after": 0.0123}, {"file_bytes": 1}):
         (copy / "result.json").write_text(json.dumps(good | change))
-        assert run("evaluate", copy) == 1
+        assert run("evaluate", copy, "--trust") == 1
         assert "The file and result.json differ." in capsys.readouterr().out
 
 
@@ -168,7 +168,7 @@ def test_a_folder_that_is_not_a_run(copy: Path, refused: Refusals) -> None:
         refused("evaluate", copy, naming=[str(copy / "result.json"), "not a result"])
     (copy / "result.json").write_text(good)
     (copy / "model.sws").unlink()
-    refused("evaluate", copy, naming=str(copy / "model.sws"))
+    refused("evaluate", copy, "--trust", naming=str(copy / "model.sws"))
 
 
 def test_a_run_of_another_network(finished: Path, tmp_path: Path, refused: Refusals) -> None:
@@ -180,7 +180,7 @@ def test_a_run_of_a_task_with_a_name_of_its_own(tmp_path: Path, refused: Refusal
     spec = write_task(tmp_path, "def task():\n    return make_task(name='mine')")
     assert run("compress", spec, "--epochs", 1, "--no-limit", "--out", tmp_path / "run") == 0
     assert result_of(tmp_path / "run")["experiment"] == "mine"
-    refused("evaluate", tmp_path / "run", naming=["mine", "--task"])
+    refused("evaluate", tmp_path / "run", "--trust", naming=["mine", "--task"])
     assert run("evaluate", tmp_path / "run", "--task", spec) == 0
 
 
@@ -272,5 +272,5 @@ def test_evaluate_with_new_batch_norm_statistics(tmp_path: Path, capsys: pytest.
     ss.load_into_(loaded.model, folder / "model.sws")
     ss.reestimate_batch_norm_(loaded.model, loaded.train, loaded.loss)
     capsys.readouterr()
-    assert run("evaluate", folder, "--batch-norm") == 0
+    assert run("evaluate", folder, "--trust", "--batch-norm") == 0
     assert f"error {loaded.evaluate(loaded.model):.4f}%" in capsys.readouterr().out

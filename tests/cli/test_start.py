@@ -45,7 +45,7 @@ def test_the_template_goes_through_the_whole_route(
     assert result.outcome is not None
     assert result.outcome["kept"]
     assert result.n_nonzero < 0.5 * result.n_weights
-    assert main(["evaluate", "runs/net"]) == 0
+    assert main(["evaluate", "runs/net", "--trust"]) == 0
 
 
 @pytest.mark.parametrize("name", ["my net.py", 'a"""b\\N.py', "it's.py"])

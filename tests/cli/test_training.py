@@ -155,7 +155,7 @@ def test_a_task_is_shown_by_its_own_metric(tmp_path: Path, capsys: pytest.Captur
     assert shown in text
     assert "error %" not in text
     assert re.search(rf"loss +│ +{before:.4g} +│ +{after:.4g}", text)
-    assert run("evaluate", tmp_path / "run") == 0
+    assert run("evaluate", tmp_path / "run", "--trust") == 0
     assert f"accuracy {result['error_after']:.4f}% (result.json: " in capsys.readouterr().out
     assert run("verify", tmp_path / "run", "--task", spec) == 0
     assert "accuracy %" in capsys.readouterr().out
@@ -216,7 +216,7 @@ def test_by_default_the_network_is_as_good_as_before(tmp_path: Path, capsys: pyt
         looks = [int(row["epoch"]) for row in csv.DictReader(file)]
     assert looks[:11] == list(range(11))  # a run of 60 steps is looked at ten times
     assert any(a == b for a, b in itertools.pairwise(looks))  # where a run starts
-    assert run("evaluate", tmp_path / "run") == 0
+    assert run("evaluate", tmp_path / "run", "--trust") == 0
     config = ("--config", tmp_path / "run" / "result.json")
     assert run("compress", f"{tmp_path / 'trained.py'}:task", *config, "--out", tmp_path / "again") == 0
     assert (tmp_path / "again" / "model.sws").read_bytes() == (tmp_path / "run" / "model.sws").read_bytes()
@@ -298,7 +298,7 @@ def test_a_tensor_in_any_memory_layout(tmp_path: Path) -> None:
     transposed = "model[4].weight.data = model[4].weight.data.t().contiguous().t()"
     spec = write_task(tmp_path, f"{channels_last}\n{transposed}")
     assert run("compress", spec, "--epochs", 1, "--no-limit", "--out", tmp_path / "run") == 0
-    assert run("evaluate", tmp_path / "run") == 0
+    assert run("evaluate", tmp_path / "run", "--trust") == 0
 
 
 # An experiment
@@ -369,7 +369,7 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
     assert (result["experiment"], result["dataset"]) == ("lenet-300-100", "MNIST")
     digest = hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
     assert result["config"]["pretrain"] == {"weights": "weights.safetensors", "sha256": digest}
-    assert run("evaluate", tmp_path / "run") == 0
+    assert run("evaluate", tmp_path / "run", "--trust") == 0
 
 
 @pytest.mark.slow

@@ -524,15 +524,15 @@ def test_a_small_file_of_half_a_trillion_weights(flag: int, kind: bytes | None, 
 
 
 def test_max_bytes_is_what_the_caller_says(tmp_path: Path) -> None:
-    """48 + 16 bytes of float32 and 16 of int64."""
+    """48 + 16 bytes of float32, 16 of int64, and 48 again under a tied name."""
     data = codec.encode(tiny(), HAN_CONFIG)
     codec.save(tiny(), tmp_path / "m.sws", HAN_CONFIG)
-    assert codec.decode(data, max_bytes=80).n_shared == 16
-    assert len(codec.load(tmp_path / "m.sws", max_bytes=80)) == 4
-    with pytest.raises(FormatError, match="expected at most 79 bytes of decoded tensors, got 80; raise max_bytes"):
-        codec.decode(data, max_bytes=79)
-    with pytest.raises(FormatError, match=r"m\.sws: header, byte 0: expected at most 79 bytes"):
-        codec.load(tmp_path / "m.sws", max_bytes=79)
+    assert codec.decode(data, max_bytes=128).n_shared == 16
+    assert len(codec.load(tmp_path / "m.sws", max_bytes=128)) == 4
+    with pytest.raises(FormatError, match="expected at most 127 bytes of decoded tensors, got 128, each tied name"):
+        codec.decode(data, max_bytes=127)
+    with pytest.raises(FormatError, match=r"m\.sws: header, byte 0: expected at most 127 bytes"):
+        codec.load(tmp_path / "m.sws", max_bytes=127)
     assert list(codec.load(tmp_path / "m.sws", ["n"], max_bytes=16)) == ["n"]
     with pytest.raises(FormatError, match="expected at most 15 bytes of decoded tensors, got 16"):
         codec.load(tmp_path / "m.sws", ["n"], max_bytes=15)

@@ -291,3 +291,16 @@ def test_kind_without_planes() -> None:
     assert (kind.dtype, kind.stored, kind.planes) == ("float64", "bfloat16", False)
     kind = module.kind("r", torch.zeros(2, dtype=torch.int64), config)
     assert (kind.dtype, kind.stored) == ("int64", "int64")
+
+
+@pytest.mark.parametrize("rest_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_value_that_would_become_zero_is_kept(rest_dtype: Any, dtype: torch.dtype) -> None:
+    """The smallest of float16 is 6e-8, and float64 has 1e-300. A tensor with such a value keeps its own dtype."""
+    tiny = 1e-300 if dtype == torch.float64 else 1e-45
+    state = {"tiny": torch.tensor([1.0, tiny], dtype=dtype), "usual": torch.tensor([1.0, 0.0], dtype=dtype)}
+    config = EncodeConfig(rest_dtype=rest_dtype)
+    back = codec.decode(codec.encode(QuantizedWeights((), state, {}), config)).rest
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    assert module.kind("usual", state["usual"], config).stored == rest_dtype
+    assert module.kind("tiny", state["tiny"], config).stored == str(dtype).removeprefix("torch.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -245,3 +246,15 @@ def test_what_is_not_a_checkpoint(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "model.pt")
     with pytest.raises(FormatError, match=r"is not a safetensors file .* must be saved again"):
         ss.compress_weights(tmp_path / "model.pt", bits=3)
+
+
+@pytest.mark.parametrize("target", [{"bits": 8}, {"weight_error": 0.1}])
+def test_weights_below_float32_are_refused_and_not_called_exact(target: dict[str, Any]) -> None:
+    """A tensor of 1e-300 became zeros, and its error was reported as 0."""
+    state = {"a.weight": torch.full((4, 4), 1e-300, dtype=torch.float64), "b.weight": torch.randn(4, 4)}
+    with pytest.raises(
+        ModelError, match=r"a\.weight: expected weights that float32 can hold, but the largest is 1e-300"
+    ):
+        ss.compress_weights(state, **target)
+    kept = ss.compress_weights(state, weight_error=0.1, rules=[ss.Rule("a.weight", share=False)])
+    assert torch.equal(kept.quantized.rest["a.weight"], state["a.weight"])

@@ -62,7 +62,7 @@ def test_an_example_goes_through_the_whole_route(name: str, tmp_path: Path, monk
     assert {n: t.shape for n, t in decoded.items()} == {
         n: t.shape for n, t in load_checkpoint(folder / "pretrained.safetensors").items()
     }
-    assert main(["evaluate", str(folder)]) == 0  # on the data of the example
+    assert main(["evaluate", str(folder), "--trust"]) == 0  # on the data of the example
     command = ["export", str(folder / "model.sws"), "--onnx", "model.onnx", "--task", result.experiment]
     assert main(command) == 0
 

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
 from softshare.config import Range
 from softshare.errors import NotAvailableError
-from softshare.report.style import to_png, to_svg
+from softshare.report.style import styled, to_png, to_svg
 from softshare.task import Metric
 from softshare.tune.plots import Others, Points, draw_front, draw_settings, front_data, loss_label, settings_data
+from softshare.tune.study_folder import write_summary
 from softshare.tune.trials import Row, with_front
 
 SPACE = {"tau": Range(0.001, 0.1, log=True), "hard_from": Range(0.0, 0.5)}
@@ -138,3 +140,13 @@ def test_what_is_lost_of_another_metric() -> None:
 
 
 FIGURES = ("validation_error_before", "validation_error", "test_error_before", "test_error")
+
+
+def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    """matplotlib read such a metric as a formula, and a study ended in a traceback after its last trial."""
+    odd = Metric("$\\frac{$ loss", "$x$_{")
+    write_summary(ROWS, tmp_path, "$\\bad$ <net>", SPACE, OTHERS, odd)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["front.png", "settings.png", "summary.csv"]
+    with styled():
+        svg = to_svg(draw_front(front_data("$\\bad$ <net>", ROWS, OTHERS, odd)), "x")
+    assert "$\\bad$ &lt;net&gt;" in svg

@@ -101,3 +101,30 @@ def test_the_page_opens_and_its_table_sorts(study: Path, width: int, scheme: str
         assert sizes == sorted(sizes, reverse=True)
         assert len(sizes) > 10
         assert tab.problems == []
+
+
+ODD = "<img src=x onerror=alert(1)>$\\frac{$"
+
+
+def test_the_columns_of_a_table_are_shown_as_they_are(study: Path, tmp_path: Path) -> None:
+    text = (study / "summary.csv").read_text()
+    (tmp_path / "summary.csv").write_text(text.replace(",zeroing", f",{ODD}", 1))
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;$\\frac{$</button>" in page
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("ratio", "0"), ("ratio", "nan"), ("ratio", "-1"), ("trial", "9" * 5000), ("tau", "-1"), ("file_bytes", "1e5")],
+)
+def test_figures_that_no_study_has_end_in_one_message(
+    study: Path, tmp_path: Path, column: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, first, *others = (study / "summary.csv").read_text().splitlines()
+    cells = first.split(",")
+    cells[head.split(",").index(column)] = value
+    (tmp_path / "summary.csv").write_text("\n".join([head, ",".join(cells), *others]) + "\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

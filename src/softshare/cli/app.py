@@ -5,10 +5,12 @@ An error that a user can cause ends in a message and exit status 2.
 
 from __future__ import annotations
 
+import functools
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +26,9 @@ from softshare.cli.settings import config
 from softshare.cli.start import init
 from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
-from softshare.errors import SoftShareError, TaskError
+from softshare.errors import ConfigError, SoftShareError, TaskError
+
+MOST_CHARACTERS = 4000  # of a message, which may list the names of a file
 
 app = typer.Typer(
     name="softshare",
@@ -54,8 +58,29 @@ COMMANDS: list[Callable[..., None]] = [  # in the order of --help
     reproduce,
     results,
 ]
+
+
+def _own_status(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with an exit status of its own: a task that calls `sys.exit` must not set it.
+
+    A command ends by `typer.Exit` or by an error, so a SystemExit comes from the code of a user.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except SystemExit as stop:
+            raise ConfigError(
+                f"the task ended the program by sys.exit({stop.code!r}), so the command could not finish. Remove the "
+                "call from the file of the task"
+            ) from None
+
+    return run
+
+
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(_own_status(command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -83,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             app(args=list(argv) if argv is not None else None)
         except SoftShareError as error:
-            text = "\n".join([f"softshare: {error}", *getattr(error, "__notes__", ())])
+            text = "\n".join([f"softshare: {_message(error)}", *getattr(error, "__notes__", ())])
             console(stderr=True).print(text, style="red", soft_wrap=True)
             if isinstance(error, TaskError) and error.__cause__ and (frames := user_frames(error.__cause__)):
                 console(stderr=True).print(f"Your own code, most recent call last:\n{frames}", soft_wrap=True)
@@ -91,3 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _message(error: SoftShareError) -> str:
+    """The text of an error. Its own further lines are indented; another new line comes from a name."""
+    text = re.sub(r"\n(?!  )", r"\\n", str(error))
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from softshare import zoo
 from softshare.cli import tables
 from softshare.cli.console import console
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, load_task
@@ -33,7 +34,8 @@ def inspect(
 ) -> None:
     """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
-    The command reads only headers and decodes nothing.
+    The command reads only headers and decodes nothing. The table shows the first 1000 tensors, and the last 200
+    characters of a name. JSON has all of them.
     """
     from softshare.codec import inspect as inspect_file
 
@@ -50,7 +52,10 @@ def decompress(
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Refuse a file whose tensors need more than this many bytes of memory. Default: 4 GiB."
+            min=0,
+            help="Refuse a file whose tensors need more than this many bytes, each tied name counted. Default: 4 GiB, "
+            "and 2^30 steps of work (about 10 seconds) plus 128 for each byte of the file. A larger number allows more "
+            "work in proportion.",
         ),
     ] = None,
     task: Annotated[
@@ -87,13 +92,21 @@ def decompress(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run of compress or demo.")],
     task: Annotated[
-        str | None, typer.Option(help="An experiment or FILE.py:make_task. Default: the task of the run.")
+        str | None,
+        typer.Option(help="An experiment or FILE.py:make_task. Default: the experiment of the run, if it has one."),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run the file that result.json names as its task. Only for your own runs."),
+    ] = False,
     device: DeviceOption = "auto",
     data: DataOption = None,
     batch_norm: BatchNormOption = False,
 ) -> None:
     """Decode the file of a run into a fresh model, measure it, and compare with result.json.
+
+    The task of your own run is a Python file, and result.json only names it. It is run if you give it with --task, or
+    say --trust.
 
     The exit status is 1 if they differ. With --batch-norm the network is no longer that of result.json, so a difference
     is not an error.
@@ -102,6 +115,13 @@ def evaluate(
     from softshare.result import Result, final_error
 
     result = Result.load(run / RESULT)
+    if task and trust:
+        raise ConfigError("expected --task or --trust, got both. Leave one out")
+    if not (task or trust or result.experiment in zoo.NAMES):
+        raise ConfigError(
+            f"{run / RESULT} names the task {result.experiment!r}. To run this code, give it with --task, or give "
+            "--trust"
+        )
     try:
         loaded = load_task(task or result.experiment, device, 0, TaskOptions(data))
     except ConfigError as problem:

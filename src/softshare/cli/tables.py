@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from softshare._util.printable import printable, shorten
+
 if TYPE_CHECKING:
     from softshare.codec import FileInfo
     from softshare.paper.verify import Check
@@ -16,30 +18,34 @@ if TYPE_CHECKING:
     from softshare.tune.trials import Row
     from softshare.zoo.experiments import PaperRow
 
+MOST_ROWS = 1000  # tensors of a table; `inspect --json` lists all
+MOST_CHARACTERS = 200  # of a name
+
 
 def _table(title: str, *columns: str) -> Table:
-    # Titles and names are Text, because rich would read "[x]" in a string as markup.
-    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=_name(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
         whole = column in ("components", "bits", "bytes", "share")  # a folded number would be misread
-        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
+        table.add_column(_name(column), justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
     return table
 
 
 def file_table(info: FileInfo, title: str) -> Table:
-    """One row per tensor. Bits are per weight. The overhead is the header, the codebooks and the checksum."""
+    """One row per tensor, up to `MOST_ROWS`. Bits are per weight. The overhead is header, codebooks and checksum."""
     columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
     table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
 
     def n_bytes(n: int) -> tuple[str, str]:
         return f"{n:,}", f"{100 * n / info.file_bytes:.1f}%"
 
-    for k, t in enumerate(info.tensors):
-        name = Text(_printable(t.name) if t.name is not None else f"#{k}")
-        shape = "?" if t.shape is None else "x".join(str(n) for n in t.shape) or "scalar"
+    for k, t in enumerate(info.tensors[:MOST_ROWS]):
+        name = _name(t.name if t.name is not None else f"#{k}")
+        shape = "?" if t.shape is None else shorten("x".join(str(n) for n in t.shape), MOST_CHARACTERS) or "scalar"
         components = str(t.n_components) if t.kind == "shared" else "kept"
         bits = "-" if t.bits_per_weight is None else f"{t.bits_per_weight:.3f}"
         table.add_row(name, shape, _share(t.n_nonzero, t.n), components, bits, *n_bytes(t.n_bytes))
+    if hidden := info.tensors[MOST_ROWS:]:
+        table.add_row(f"{len(hidden):,} more tensors", "", "", "", "", *n_bytes(sum(t.n_bytes for t in hidden)))
     table.add_row("overhead", "", "", "", "", *n_bytes(info.overhead_bytes), end_section=True)
     n = sum(t.n or 0 for t in info.tensors)
     bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
@@ -49,9 +55,9 @@ def file_table(info: FileInfo, title: str) -> Table:
     return table
 
 
-def _printable(name: str) -> str:
-    """Escape characters that are not printable. A name in a file may contain marks that reverse the text."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+def _name(text: str) -> Text:
+    """A name from a file. It is Text, because rich would read "[x]" in a string as markup."""
+    return Text(shorten(printable(text), MOST_CHARACTERS))
 
 
 def _share(part: int | None, whole: int | None) -> str:
@@ -95,7 +101,7 @@ def others_table(others: Mapping[str, Sequence[float]]) -> Table:
     """What a task measures beside the metric that judges it."""
     table = _table("Other measures", "", "before", "after")
     for name, (before, after) in others.items():
-        table.add_row(Text(name), f"{before:.4g}", f"{after:.4g}")
+        table.add_row(_name(name), f"{before:.4g}", f"{after:.4g}")
     return table
 
 
@@ -104,7 +110,7 @@ def reproduced_table(results: Iterable[Result], title: str) -> Table:
     table = _table(title, "method", "seed", "bytes", "ratio", "test error %")
     for r in results:
         errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
-        table.add_row(Text(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
+        table.add_row(_name(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
     return table
 
 
@@ -127,11 +133,11 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
     """One row per run: what was found, and whether it agrees with the result. The caption says what was not checked."""
     checks = list(checks)
     reasons = dict.fromkeys(text for check in checks for text in check.not_checked)
-    caption = Text("\n".join(f"not checked: {text}" for text in reasons)) if reasons else None
+    caption = Text("\n".join(printable(f"not checked: {text}") for text in reasons)) if reasons else None
     table = Table(
         caption=caption,
         caption_justify="left",
-        title=Text(title),
+        title=_name(title),
         title_justify="left",
         title_style="bold",
         header_style="bold",
@@ -140,7 +146,7 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
     table.add_column("bytes", justify="right", no_wrap=True)
     metrics = {check.metric for check in checks}
     one = metrics.pop() if len(metrics) == 1 else None
-    table.add_column(Text(one.label if one else "metric"), justify="right", no_wrap=True)
+    table.add_column(_name(one.label if one else "metric"), justify="right", no_wrap=True)
     table.add_column("", overflow="fold", ratio=3)
     for check in checks:
         verdict = "; ".join(check.differences) or "ok"
@@ -148,7 +154,5 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
         n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
         value, metric = check.error, check.metric
         error = "-" if value is None else one.number(value) if one else f"{metric.name} {metric.text(value)}"
-        table.add_row(
-            Text(_printable(check.path)), n_bytes, error, Text(_printable(verdict), style="" if check.ok else "red")
-        )
+        table.add_row(_name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red"))
     return table

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from softshare._util.files import write_atomic
 from softshare.codec import rest_section as rest
 from softshare.codec import shared_section as shared
+from softshare.codec.budget import FIRST_BYTES, MAX_BYTES, check_budget
 from softshare.codec.header import (
     DTYPES,
     VERSION,
@@ -47,14 +48,12 @@ from softshare.network.weights import check_fits, layout
 from softshare.network.wrapped import under_names, unwrapped
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
-MAX_BYTES = 1 << 32  # of all decoded tensors, unless the caller says otherwise (docs/format.md 7)
 THREADS_FROM = 1 << 20  # weights; with fewer, threads are not worth it
 MOST_THREADS = 8  # unless the caller says otherwise; each thread holds a tensor
 
 _CRC = struct.Struct("<I")
 _SPOOL = 1 << 26  # bytes of sections kept in memory until the header can be written
 _READ = 1 << 20
-_N_NONZERO = 9  # first bytes of a section: no varint is longer
 _DEFAULTS = EncodeConfig()
 _PARTIAL = "give strict=False to load it and to leave what is missing as it is in the model"
 In = TypeVar("In")
@@ -180,7 +179,7 @@ def decode(
     """The quantized weights in the bytes of a file. `like` and `max_bytes` are as in `load`."""
     file = io.BytesIO(data)
     header = _open(file, like)
-    _limit(header.entries, max_bytes)
+    _limit(file, header, _wanted(header, None), max_bytes)
     tensors = dict(_decode(file, header, header.entries, threads))
     quantized = tuple(t for t in tensors.values() if isinstance(t, QuantizedTensor))
     kept = {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
@@ -198,14 +197,18 @@ def load(
     """The state dict that a file decodes to. With `names`, only these tensors are decoded.
 
     A tied name gives the same tensor object as the name it repeats. A file without names needs `like`, the network it
-    was written for. If the tensors take more than `max_bytes` (None: no limit), it raises before anything is allocated.
+    was written for.
+
+    `max_bytes` limits the bytes of the tensors, and a tied tensor counts under each of its names. The work of decoding
+    is limited too, to 2^30 steps of about 10 ns and 128 for each byte of the file. A `max_bytes` above the default
+    raises this limit in proportion. A file beyond a limit is refused before anything is decoded. None: no limit.
     """
     with _opened(path) as file:
         header = _open(file, like)
         wanted = _wanted(header, names)
         stored = set(wanted.values())
         entries = [e for e in header.entries if e.name in stored]
-        _limit(entries, max_bytes)
+        _limit(file, header, wanted, max_bytes)
         state = {name: _dense(t) for name, t in _decode(file, header, entries, threads)}
     return {name: state[stored] for name, stored in wanted.items()}
 
@@ -255,7 +258,7 @@ def _tensor_info(file: BinaryIO, header: Header, entry: Entry) -> TensorInfo:
     if isinstance(entry.kind, Rest):
         return TensorInfo(name, "rest", shape, n, None, 0, entry.n_bytes)
     with _in_section(entry):
-        n_nonzero, _ = shared.read_n_nonzero(_section(file, entry, _N_NONZERO))
+        n_nonzero, _ = shared.read_n_nonzero(_section(file, entry, FIRST_BYTES))
     n_components = len(header.codebooks[entry.kind.codebook].values)
     return TensorInfo(name, "shared", shape, n, n_nonzero, n_components, entry.n_bytes)
 
@@ -333,11 +336,9 @@ def _wanted(header: Header, names: Collection[str] | None) -> dict[str, str]:
     return known if names is None else {name: known[name] for name in names}
 
 
-def _limit(entries: Collection[Entry], max_bytes: int | None) -> None:
-    total = sum(e.decoded_bytes for e in entries)
-    if max_bytes is not None and total > max_bytes:
-        problem = f"expected at most {max_bytes:,} bytes of decoded tensors, got {total:,}; raise max_bytes to allow it"
-        raise FormatError(problem, "header", 0)
+def _limit(file: BinaryIO, header: Header, wanted: dict[str, str], max_bytes: int | None) -> None:
+    size = file.seek(0, os.SEEK_END)
+    check_budget(header, wanted.values(), size, lambda entry: _section(file, entry, FIRST_BYTES), max_bytes)
 
 
 def _decode(

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,11 +179,20 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 def check_writable(header: Header) -> None:
     """Raise `ModelError` if the format cannot hold the header. The reader would refuse it."""
-    names = [*(e.name for e in header.entries), *header.tied]
-    problems = [_name_problem(name.encode(errors="surrogatepass")) for name in names]
-    problems += [_shape_problem(e.shape) for e in header.entries]
+    check_names([e.name for e in header.entries], header.tied)
+    problems = [_shape_problem(e.shape) for e in header.entries]
     problems += [codebook_problem(codebook.values) for codebook in header.codebooks]
     problems += _header_problems(header)
+    _raise_first(problems)
+
+
+def check_names(names: Sequence[str], tied: Collection[str]) -> None:
+    """Raise `ModelError` if a file cannot hold these names of stored tensors, or these tied names."""
+    every = [*names, *tied]
+    _raise_first([*_names_problems(names, tied), *(_name_problem(n.encode(errors="surrogatepass")) for n in every)])
+
+
+def _raise_first(problems: Sequence[str | None]) -> None:
     found = [problem for problem in problems if problem]
     if found:
         raise ModelError("; ".join(found[:5]))
@@ -230,9 +239,13 @@ def _header_problems(header: Header) -> list[str]:
     total = sum(_n_values(e.shape) for e in header.entries)
     if total > MAX_VALUES:
         problems.append(f"expected at most {MAX_VALUES} values over all tensors, got {total}")
-    names = [e.name for e in header.entries] + list(header.tied)
+    return problems + _names_problems([e.name for e in header.entries], header.tied)
+
+
+def _names_problems(stored: Sequence[str], tied: Collection[str]) -> list[str]:
+    problems, names = [], [*stored, *tied]
     n_bytes = sum(len(name.encode(errors="surrogatepass")) for name in names)
-    if max(len(header.entries), len(header.tied)) > MAX_ENTRIES or n_bytes > MAX_NAMES_BYTES:
+    if max(len(stored), len(tied)) > MAX_ENTRIES or n_bytes > MAX_NAMES_BYTES:
         limit = f"{MAX_ENTRIES} names of {MAX_NAMES_BYTES} bytes together"
         problems.append(f"expected at most {limit}, got {len(names)} of {n_bytes}")
     twice = [name for name, n in Counter(names).items() if n > 1]

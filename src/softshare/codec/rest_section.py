@@ -2,6 +2,7 @@
 
 A floating-point tensor is stored in `EncodeConfig.rest_dtype` if that is narrower than its own dtype. It decodes to its
 own dtype. The default, "float32", loses nothing: a float64 tensor is stored as float64 unless float32 holds all of it.
+With another dtype, a tensor keeps its own if a value would become 0.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
     """How the tensor is stored if it is stored raw."""
     dtype = dtype_name(name, tensor.dtype)
     narrower = tensor.is_floating_point() and DTYPES[config.rest_dtype].itemsize < tensor.dtype.itemsize
-    if narrower and config.rest_dtype == "float32":
-        narrower = _is_float32(tensor.detach().cpu())
+    if narrower:
+        own = tensor.detach().cpu()
+        narrower = _is_float32(own) if config.rest_dtype == "float32" else _stays_nonzero(own, config.rest_dtype)
     return Rest(dtype, config.rest_dtype if narrower else dtype, planes=False)
 
 
 def _is_float32(tensor: Tensor) -> bool:
     """Whether a float64 tensor survives float32, bit for bit."""
     return torch.equal(tensor.float().double().view(torch.int64), tensor.view(torch.int64))
+
+
+def _stays_nonzero(tensor: Tensor, dtype: str) -> bool:
+    return torch.equal(tensor.to(DTYPES[dtype]) == 0, tensor == 0)
 
 
 def check(name: str, tensor: Tensor, config: EncodeConfig) -> None:

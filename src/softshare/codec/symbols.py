@@ -13,6 +13,7 @@ from softshare.quantization import quantized as quantize
 
 Indices = npt.NDArray[np.integer[Any]]  # of the dtype `index_dtype(n_values)`
 
+FAST_ABOVE = 1 << 20  # weights: larger tensors take the fast model (docs/format.md 8.3)
 MAX_CODEBOOK_VALUES = (1 << 16) + 1  # zero included (docs/format.md 7): a value takes at most 16 decisions
 
 

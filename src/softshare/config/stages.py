@@ -294,7 +294,9 @@ class EncodeConfig:
         "Precision of the codebook. 'auto' is float16, or float32 if a value is outside the normal range of float16.",
     )
     rest_dtype: RestDtype = option(
-        "float32", "Precision in which the floating-point tensors that are not shared are stored."
+        "float32",
+        "Precision in which the floating-point tensors that are not shared are stored. A tensor with a value that "
+        "would become 0 keeps its own.",
     )
     names: Names = option(
         "keep",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softshare._util.files import write_atomic
-from softshare.codec import encode
+from softshare.codec import encode, header
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import EncodeConfig, Rule
 from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized, with_norms
@@ -77,12 +77,13 @@ def compress_weights(
         raise ConfigError(
             "names='none': a checkpoint does not give the order of the network's tensors; use names='keep'"
         )
-    checkpoint = open_checkpoint(source, rules)
+    checkpoint = open_checkpoint(source, rules, header.MAX_ENTRIES)
     if not checkpoint.shared:
         kept = ", ".join(checkpoint.rest) or "none at all"
         raise ModelError(
             f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
         )
+    header.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
     work = _Work(checkpoint, config)
     return work.by_bits(bits) if bits is not None else work.by_error(ERROR if weight_error is None else weight_error)
 
@@ -97,9 +98,14 @@ class _Work:
 
     def _cells(self, name: str) -> Cells:
         tensor = self.checkpoint[name]
-        bad = sum(int((~part.float().isfinite()).sum()) for part in tensor.reshape(-1).split(_CHUNK))
+        parts = tensor.reshape(-1).split(_CHUNK)
+        bad = sum(int((~part.float().isfinite()).sum()) for part in parts)
         if bad:
             problem = f"expected finite weights, but {bad} of {tensor.numel()} are NaN, infinite or beyond float32"
+            raise ModelError(f"tensor {name}: {problem}; to store it unchanged, give the rule keep:{name}")
+        largest = max(float(part.double().abs().max()) for part in parts)
+        if largest and not torch.tensor(largest, dtype=torch.float32):
+            problem = f"expected weights that float32 can hold, but the largest is {largest:g}"
             raise ModelError(f"tensor {name}: {problem}; to store it unchanged, give the rule keep:{name}")
         return cells_of(tensor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
 def open_checkpoint(
     source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
     rules: Sequence[Rule] = (),
+    most: int | None = None,  # tensors
 ) -> Checkpoint:
     """Floating-point tensors of at least two dimensions are shared, unless a rule decides otherwise: the first match.
 
@@ -89,7 +90,9 @@ def open_checkpoint(
     """
     if not isinstance(source, Mapping):
         file = SafetensorsFile(source)
+        _require_at_most(most, file)
         return _checkpoint(file, file.metadata, rules)
+    _require_at_most(most, source)
     wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
     if wrong:
         raise ModelError(
@@ -99,6 +102,12 @@ def open_checkpoint(
         require_ordinary(plain := dict(source.items()))
         require_apart(plain)
     return _checkpoint(source, {}, rules)
+
+
+def _require_at_most(most: int | None, names: Collection[str]) -> None:
+    """Before any tensor is read: reading takes long if there are many."""
+    if most is not None and len(names) > most:
+        raise ModelError(f"expected a checkpoint of at most {most:,} tensors, as a file can hold, got {len(names):,}")
 
 
 def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rules: Sequence[Rule]) -> Checkpoint:

@@ -12,7 +12,7 @@ from softshare.errors import NotAvailableError
 from softshare.paper.baselines import OWN_ACCOUNTING
 from softshare.paper.published import published
 from softshare.paper.results_page import Point
-from softshare.report.style import SERIES, can_draw
+from softshare.report.style import SERIES, can_draw, plain_texts
 from softshare.result import frontier
 
 Series = dict[str, list[tuple[float, float]]]  # label -> (bytes, error in percent)
@@ -79,5 +79,5 @@ def draw_pareto(data: Pareto) -> bytes:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, fontsize="x-small")  # below the axes, where no point is
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120, metadata={"Description": data.digest})
+    plain_texts(figure).savefig(file, format="png", dpi=120, metadata={"Description": data.digest})
     return file.getvalue()

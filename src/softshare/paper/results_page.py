@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from softshare._util.printable import printable
 from softshare.config.stages import upgraded
 from softshare.errors import ConfigError
 from softshare.paper.baselines import OWN_ACCOUNTING
@@ -141,15 +144,15 @@ def render_page(results: Iterable[Result], plots: Collection[str] = ()) -> str:
 
 def _section(experiment: str, ours: Sequence[Point], plot: bool) -> list[str]:
     n = ours[0].first.n_weights
-    parts = [f"## {experiment}", f"{n:,} parameters, {4 * n:,} bytes as float32."]
+    parts = [f"## {_plain(experiment)}", f"{n:,} parameters, {4 * n:,} bytes as float32."]
     for (dataset, augmented), group in groupby(ours, key=lambda p: (p.first.dataset, p.augmented)):
         shown = list(group)
-        parts += [f"### {dataset}, {_augmentation(experiment, augmented)}", _our_table(shown)]
+        parts += [f"### {_plain(dataset)}, {_augmentation(experiment, augmented)}", _our_table(shown)]
         parts += [_as_published(p) for p in shown if None not in _published_ratios(p)]
     if rows := published(experiment):
         parts += ["### Published", _published_table(rows)]
     if plot:
-        parts.append(f"![Bytes against error, {experiment}]({plot_name(experiment)})")
+        parts.append(f"![Bytes against error, {_plain(experiment)}]({plot_name(experiment)})")
     return parts
 
 
@@ -160,7 +163,8 @@ def _augmentation(experiment: str, switched_on: bool) -> str:
 
 
 def plot_name(experiment: str) -> str:
-    return f"results-{experiment}.png"
+    """Beside the page, whatever the experiment is called: a name in a result is no path."""
+    return f"results-{re.sub('[^0-9A-Za-z._-]', '-', experiment)}.png"
 
 
 def _our_table(ours: Sequence[Point]) -> str:
@@ -183,14 +187,14 @@ def _our_row(p: Point) -> list[str]:
     han_ratio = 4 * p.first.n_weights / statistics.fmean(han)
     switches = ", ".join(name if value is True else f"{name} {value}" for name, value in p.switches.items())
     return [
-        p.first.method,
+        _plain(p.first.method),
         _seeds(p),
         _errors(p),
         spread([r.file_bytes for r in p.results], ",.0f"),
         f"{p.ratio:.1f}",
         f"{spread(han, ',.0f')} ({han_ratio:.1f})",
         f"{density:.2f}",
-        switches or "-",
+        _plain(switches) or "-",
     ]
 
 
@@ -201,7 +205,7 @@ def _published_ratios(p: Point) -> list[float | None]:
 def _as_published(p: Point) -> str:
     ratios = [ratio for ratio in _published_ratios(p) if ratio is not None]
     how = OWN_ACCOUNTING.get(p.first.method, "its own accounting")
-    return f"As its own paper counts, the ratio of {p.first.method} is {spread(ratios, '.1f')}: {how}."
+    return f"As its own paper counts, the ratio of {_plain(p.first.method)} is {spread(ratios, '.1f')}: {how}."
 
 
 def _seeds(p: Point) -> str:
@@ -259,6 +263,11 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def _plain(name: str) -> str:
+    """A name from a result as Markdown: no element of HTML, and no line of its own."""
+    return html.escape(printable(name), quote=False)
+
+
 # The README's part
 
 
@@ -287,11 +296,11 @@ def _published_summary(row: Published) -> list[str]:
 
 
 def _our_summary(p: Point) -> list[str]:
-    who = f"**{p.label}**"
+    who = f"**{_plain(p.label)}**"
     n = len(p.results)
     who += ", one seed" if n == 1 else f", {n} seeds"
     size = f"{spread([r.file_bytes for r in p.results], ',.0f')} bytes"
-    return [p.first.experiment, who, _errors(p), size, f"{p.ratio:.1f}", ACCOUNTINGS["c"]]
+    return [_plain(p.first.experiment), who, _errors(p), size, f"{p.ratio:.1f}", ACCOUNTINGS["c"]]
 
 
 def replace_summary(readme: str, summary: str) -> str:

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,8 @@ import torch
 from torch import Tensor
 
 from softshare._util.files import read_bytes, write_atomic
+from softshare._util.foreign import read_arrays, read_json
+from softshare._util.printable import shorten
 from softshare.errors import FormatError
 from softshare.network.weights import WeightView
 from softshare.prior.mixture import Mixture
@@ -34,6 +35,10 @@ MOST_FRAMES = 60  # a longer run keeps every second or third epoch, and the last
 MOST_SHOWN = 8  # mixtures whose weights are sampled: those with the most weights
 SAMPLE = 8192  # weights followed through the run, over all shown mixtures
 BINS = 128
+MAX_BYTES = 1 << 28  # of the arrays in a film; that of a large network takes a few MB
+MAX_POINTS = 1 << 20  # frames x mixtures shown x components
+MAX_PIXELS = 1 << 24  # of the filters of a layer
+_MOST = 1 << 62
 _CHUNK = 1 << 20  # weights at a time
 _FILTER = "filters/"  # followed by the name of a tensor: an array of the file
 _LARGEST = float(np.finfo(np.float16).max)
@@ -59,7 +64,7 @@ class Frames:
 
     @property
     def parts(self) -> list[str]:
-        return list(self.about["parts"])
+        return [shorten(part, 60) for part in self.about["parts"]]
 
     def of(self, name: str) -> int:
         """The index of a tensor's mixture."""
@@ -77,6 +82,53 @@ class Frames:
             low, high = low - 0.5, high + 0.5
         return np.linspace(low, high, self.histograms.shape[2] + 1)
 
+    def _require_consistent(self) -> None:
+        """Raise `ValueError` unless the arrays fit each other and hold what a run writes."""
+        (e, p, k), (q,), (s,) = (_shape(self.mean, 3), _shape(self.shown, 1), _shape(self.owner, 1))
+        bins = _shape(self.histograms, 3)[2]
+        shapes = {
+            "epochs": (e,),
+            "log_mixing": (e, p, k),
+            "log_var": (e, p, k),
+            "counts": (e, p, k),
+            "ends": (e, q, 2),
+            "histograms": (e, q, bins),
+            "sample": (e, s),
+            "merged": (3, p, _shape(self.merged, 3)[2]),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name}: expected the shape {shape}, got {getattr(self, name).shape}")
+        if not (min(e, p, k, bins) > 0 and e * max(1, q) * k <= MAX_POINTS and self.merged.shape[2] in (0, k)):
+            raise ValueError(f"expected {MAX_POINTS:,} points of a film at most, got {e} frames of {q} x {k}")
+        for name, most in {
+            "shown": p,
+            "owner": max(1, q),
+            "counts": _MOST,
+            "histograms": _MOST,
+            "epochs": _MOST,
+        }.items():
+            values = getattr(self, name)
+            if values.dtype.kind not in "iu" or (values.size and not 0 <= values.min() <= values.max() < most):
+                raise ValueError(f"{name}: expected whole numbers from 0 to {most - 1}")
+        limits = {"mean": 1e30, "ends": 1e30, "log_var": 200.0, "sample": 1e30}
+        for name, largest in limits.items():
+            values = getattr(self, name)
+            if values.dtype.kind != "f" or not (np.abs(values.astype(np.float64)) <= largest).all():
+                raise ValueError(f"{name}: expected numbers from -{largest:g} to {largest:g}")
+        if self.log_mixing.dtype.kind != "f" or not (self.log_mixing <= 1).all() or self.merged.dtype.kind != "f":
+            raise ValueError("log_mixing: expected logarithms of numbers up to 1")
+        if (np.abs(self.merged[1:]) > 1e30).any():
+            raise ValueError("merged: expected numbers up to 1e+30")
+        for name, values in self.filters.items():
+            if values.ndim != 4 or values.dtype.kind != "f" or not np.isfinite(values).all() or not values.size:
+                raise ValueError(f"the filters of {name!r}: expected finite numbers in four dimensions")
+            if values.size > MAX_PIXELS:
+                raise ValueError(
+                    f"the filters of {name!r}: expected at most {MAX_PIXELS:,} numbers, got {values.size:,}"
+                )
+        _require_about(self.about, p)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         arrays = {name: getattr(self, name) for name in _arrays()}
         arrays |= {_FILTER + name: values for name, values in self.filters.items()}
@@ -88,12 +140,38 @@ class Frames:
     def load(cls, path: str | os.PathLike[str]) -> Frames:
         data = read_bytes(path)
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                values = {name: file[name] for name in _arrays()}
-                filters = {name.removeprefix(_FILTER): file[name] for name in file.files if name.startswith(_FILTER)}
-                return cls(json.loads(str(file["about"])), **values, filters=filters)
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
+            file = read_arrays(data, MAX_BYTES)
+            values = {name: file[name] for name in _arrays()}
+            filters = {name.removeprefix(_FILTER): file[name] for name in file if name.startswith(_FILTER)}
+            film = cls(read_json(str(file["about"])), **values, filters=filters)
+            film._require_consistent()
+            return film
+        except (ValueError, KeyError) as problem:
             raise FormatError(f"{os.fspath(path)} is not the film of a run ({problem}); compress again") from None
+
+
+def _shape(values: Array, dims: int) -> tuple[int, ...]:
+    if values.ndim != dims:
+        raise ValueError(f"expected an array of {dims} dimensions, got {values.ndim}")
+    return values.shape
+
+
+def _require_about(about: Any, parts: int) -> None:
+    """Raise `ValueError` unless it describes this many mixtures (see `_about`)."""
+    if not isinstance(about, dict):
+        raise ValueError("about: expected a JSON object")
+    kinds = {"parts": str, "tensors": list, "sizes": int}
+    for name, kind in kinds.items():
+        values = about.get(name)
+        if not (isinstance(values, list) and len(values) == parts and all(type(value) is kind for value in values)):
+            raise ValueError(f"about.{name}: expected a list of {parts}, one for each mixture")
+    if not all(names and all(isinstance(name, str) for name in names) for names in about["tensors"]):
+        raise ValueError("about.tensors: expected names of tensors for each mixture")
+    priors = about.get("precision_priors")
+    if not (isinstance(priors, list) and len(priors) == 2) or "width" not in about or "mixing_prior" not in about:
+        raise ValueError("about: expected width, mixing_prior and two precision_priors")
+    if not all(prior is None or isinstance(prior, dict) for prior in (*priors, about["mixing_prior"])):
+        raise ValueError("about: expected hyper-priors as JSON objects")
 
 
 def _arrays() -> list[str]:

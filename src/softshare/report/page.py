@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from softshare._util.printable import printable, shorten
 from softshare.codec.info import FileInfo
 from softshare.report.figures.catalogue import FIGURES
 from softshare.report.figures.film import film_data, film_for_page
@@ -19,6 +20,7 @@ from softshare.report.style import for_page
 from softshare.result import Result
 from softshare.task import Metric
 
+MOST_ROWS = 2000  # tensors of the table
 IN_PAGE = tuple(plot for plot in FIGURES if plot.name != "film")  # for which it has a slider
 
 
@@ -143,12 +145,13 @@ def _target(outcome: Mapping[str, Any], metric: Metric) -> dict[str, str]:
 def _tensors(info: FileInfo) -> Table:
     heads = ("tensor", "kind", "shape", "weights", "non-zero %", "components", "bits per weight", "bytes", "share %")
     rows = []
-    for k, t in enumerate(info.tensors, 1):
+    for k, t in enumerate(info.tensors[:MOST_ROWS], 1):
         density = None if t.density is None else 100 * t.density
         shape = "" if t.shape is None else " x ".join(map(str, t.shape)) or "scalar"
+        name = None if t.name is None else shorten(printable(t.name), 200)
         bits, share = t.bits_per_weight, 100 * t.n_bytes / info.file_bytes
         cells: list[tuple[Any, str]] = [
-            (t.name or k, t.name or f"tensor {k}"),
+            (k if name is None else name, name or f"tensor {k}"),
             (t.kind, t.kind),
             (t.n or 0, shape),
             (t.n, "" if t.n is None else f"{t.n:,}"),
@@ -159,7 +162,8 @@ def _tensors(info: FileInfo) -> Table:
             (share, f"{share:.1f}"),
         ]
         rows.append(cells)
-    return Table("tensors", "Tensors", heads, rows)
+    more = f", the first {MOST_ROWS:,} of {len(info.tensors):,}" if len(info.tensors) > MOST_ROWS else ""
+    return Table("tensors", f"Tensors{more}", heads, rows)
 
 
 def _settings(result: Result) -> str:

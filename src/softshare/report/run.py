@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from softshare._util.files import read_bytes
 from softshare._util.run_folder import FRAMES, HISTORY, MODEL, RESULT
-from softshare._util.schema import from_plain
+from softshare._util.schema import from_plain, require
 from softshare.codec import inspect
 from softshare.codec.info import FileInfo
 from softshare.config import MergeConfig, RetrainConfig
-from softshare.errors import ConfigError, FormatError
+from softshare.errors import ConfigError, FormatError, SoftShareError
 from softshare.network.checkpoint import SafetensorsFile
 from softshare.report.frames import Frames
 from softshare.result import Result
 from softshare.task import Metric
+
+MAX_ROWS = 100_000  # of a history
+MAX_EPOCH = 1e12
+_COLUMNS = (
+    "epoch",
+    "validation_error",
+    "task_loss",
+    "prior_loss",
+    "complexity_bits",
+    "components_alive",
+    "tau",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +85,43 @@ class Run:
     def merging(self) -> MergeConfig:
         """The settings of the run; the defaults until it has a result."""
         own = self.result.config.get("merge", {}) if self.result else {}
-        return MergeConfig(own.get("merge_threshold", MergeConfig().merge_threshold))
+        return from_plain(MergeConfig, {k: v for k, v in own.items() if k == "merge_threshold"}, "result.config.merge")
 
     @property
     def hard(self) -> bool:
         """Whether weights keep the component that they had before merging."""
         own = self.result.config.get("retrain", {}) if self.result else {}
-        return bool(own.get("hard_from", RetrainConfig().hard_from) < 1)
+        hard_from = own.get("hard_from", RetrainConfig().hard_from)
+        require(isinstance(hard_from, int | float), "result.config.retrain.hard_from", "a number", hard_from)
+        return bool(hard_from < 1)
 
 
 def _history(path: Path) -> tuple[dict[str, float], ...]:
-    rows = csv.DictReader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
+    lines = csv.DictReader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
     try:
-        return tuple({name: float(value) for name, value in row.items()} for row in rows)
-    except (TypeError, ValueError) as problem:
+        rows = tuple({name: float(value) for name, value in row.items()} for row in lines)
+    except (TypeError, ValueError, csv.Error) as problem:
         raise FormatError(f"{path}: expected rows of numbers ({problem})") from None
+    if len(rows) > MAX_ROWS:
+        raise FormatError(f"{path}: expected at most {MAX_ROWS:,} rows, got {len(rows):,}")
+    absent = [name for name in _COLUMNS if rows and name not in rows[0]]
+    if absent:
+        raise FormatError(f"{path}: expected the columns {', '.join(_COLUMNS)}, but {', '.join(absent)} is missing")
+    if not all(math.isfinite(row["epoch"]) and abs(row["epoch"]) < MAX_EPOCH for row in rows):
+        raise FormatError(f"{path}: expected epochs, got a number that is none")
+    return rows
+
+
+@contextlib.contextmanager
+def drawn_from(folder: Path) -> Iterator[None]:
+    """Figures and numbers that no run writes, though each file has its form, end in an error of the folder."""
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of matplotlib, about limits and glyphs
+            yield
+    except SoftShareError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as problem:
+        raise FormatError(
+            f"{folder}: expected the files of a run, but what they hold cannot be shown ({problem!r}). Compress again"
+        ) from problem

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from softshare._util.printable import printable
 from softshare.errors import NotAvailableError
 from softshare.report.frames import Array
 
@@ -23,6 +24,7 @@ POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"
 # The page's variable for each colour of a figure. A dark page sets other colours.
 VARIABLES = {INK: "ink", FAINT: "faint", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
+MOST_TIPS = 500  # strips of a figure
 _TIP = "tip:"
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -70,7 +72,7 @@ def new_figure(width: float = 4.8, height: float = 3.4) -> Any:
 
 def tip(artist: Any, text: str) -> None:
     """Set the text that appears when the pointer is on the artist."""
-    artist.set_gid(_TIP + text)
+    artist.set_gid(_TIP + printable(text))
 
 
 def beside(axes: Any, x: float, y: float, text: str) -> None:
@@ -79,17 +81,38 @@ def beside(axes: Any, x: float, y: float, text: str) -> None:
 
 
 def epoch_tips(axes: Any, epochs: Array, texts: list[str], counted: str = "epoch") -> None:
-    """Add an invisible strip with a tooltip for each epoch or look."""
+    """Add an invisible strip with a tooltip for each epoch or look, or for some of many."""
+    step = -(-len(epochs) // MOST_TIPS)
+    epochs, texts = epochs[::step], texts[::step]
     half = np.diff(epochs).max() / 2 if len(epochs) > 1 else 0.5
     for epoch, text in zip(epochs, texts, strict=True):
         strip = axes.axvspan(epoch - half, epoch + half, color=FAINT, alpha=0.004, linewidth=0, zorder=9)
         tip(strip, f"{counted} {epoch:g}: {text}")
 
 
+def plain_texts(figure: Any) -> Any:
+    """The same figure, with all texts as they are: a name with two dollar signs is no formula.
+
+    Only the ticks of a logarithmic axis are formulas, such as 10^3, because matplotlib writes those itself.
+    """
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
+    every = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    powers = [axis for axis in every if isinstance(axis.get_major_formatter(), LogFormatter)]
+    formulas = {id(label) for axis in powers for label in axis.get_ticklabels(which="both")}
+    for text in figure.findobj(Text):
+        if id(text) not in formulas:
+            text.set_parse_math(False)
+            text.set_text(printable(text.get_text(), keep="\n"))
+    return figure
+
+
 def to_svg(figure: Any, salt: str) -> str:
     """The SVG that matplotlib writes. The salt keeps the ids of figures in one page apart."""
     import matplotlib
 
+    plain_texts(figure)
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
@@ -112,7 +135,7 @@ def for_page(svg: str) -> str:
 
 def to_png(figure: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
+    plain_texts(figure).savefig(file, format="png", dpi=150)
     return file.getvalue()
 
 
@@ -133,11 +156,6 @@ def padded(low: float, high: float) -> tuple[float, float]:
     """The limits of an axis, with a margin around the values."""
     margin = 0.04 * (high - low) or 0.5
     return float(low - margin), float(high + margin)
-
-
-def shorten(name: str, most: int = 28) -> str:
-    """Keep the end of a long name, because it tells tensors apart."""
-    return name if len(name) <= most else "…" + name[1 - most :]
 
 
 def can_draw() -> bool:

@@ -10,7 +10,7 @@ from softshare._util.files import kind_of, make_folder, require_folder, write_at
 from softshare._util.run_folder import PAGE, PICTURES
 from softshare.report.figures.catalogue import FIGURES, draw
 from softshare.report.page import render_page
-from softshare.report.run import Run
+from softshare.report.run import Run, drawn_from
 from softshare.report.style import for_file, require_matplotlib, styled, to_png, to_svg
 
 
@@ -18,6 +18,11 @@ def write_report(run_folder: Path, folder: Path) -> list[Path]:
     """The files written, the page first. At the end, figures that an earlier report left there are deleted."""
     require_matplotlib()
     run, pictures = Run.load(run_folder), make_report_folder(folder)
+    with drawn_from(run_folder):
+        return _write(run, folder, pictures)
+
+
+def _write(run: Run, folder: Path, pictures: Path) -> list[Path]:
     svgs: dict[str, list[str]] = {}
     written = [folder / PAGE]
     for plot in FIGURES:

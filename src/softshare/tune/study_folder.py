@@ -10,8 +10,9 @@ from pathlib import Path
 
 from softshare._util.files import read_bytes, require_folder, require_writable, write_atomic
 from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, remove_run, write_pair
-from softshare.codec import decode
+from softshare.codec import load_into_
 from softshare.network.checkpoint import load_checkpoint
+from softshare.network.wrapped import copied, unwrapped
 from softshare.report.style import can_draw, styled, to_png
 from softshare.result import Result, load_copy, other_measures
 from softshare.task import Metric, Task
@@ -69,7 +70,8 @@ def _tested(row: Row, folder: Path, judge: Task, before: Callable[[], dict[str, 
     if judge.test is None:
         write_pair(target, file, result.to_json().encode())
         return None
-    model = load_copy(judge.model, decode(file, like=judge.model, max_bytes=None).state_dict())
+    model = copied(unwrapped(judge.model)).eval()
+    load_into_(model, source / MODEL)
     after = judge.judge_all(model, final=True)
     result = dataclasses.replace(
         result,

@@ -10,6 +10,7 @@ from softshare._util.files import read_bytes, write_atomic
 from softshare._util.run_folder import PAGE, RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.report.page import Figure, Page, Table, render
+from softshare.report.run import drawn_from
 from softshare.report.style import require_matplotlib, styled
 from softshare.report.write import make_report_folder, write_picture
 from softshare.result import Result
@@ -39,6 +40,11 @@ def write_study_report(study: Path, folder: Path, others: Callable[[str], Others
     rows = from_csv(read_bytes(study / SUMMARY), str(study / SUMMARY))
     if not front(rows):
         raise ConfigError(f"{study / SUMMARY}: no trial has come to its end yet; there is nothing to show")
+    with drawn_from(study):
+        return _write(study, folder, rows, others)
+
+
+def _write(study: Path, folder: Path, rows: Sequence[Row], others: Callable[[str], Others]) -> list[Path]:
     title, metric = study_title(study), study_metric(study)
     written, drawn = [folder / PAGE], study_figures(title, rows, others(title), metric)
     lost = loss_label(metric).partition(",")[0].capitalize()

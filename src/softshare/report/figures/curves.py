@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from softshare._util.printable import shorten
 from softshare.report.frames import Array
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure, shorten
+from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure
 
 MOST_LINES = 7
 _CURVES = {

@@ -10,11 +10,12 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from softshare._util.printable import shorten
 from softshare._util.run_folder import PRETRAINED
 from softshare.compressed import Compressed
 from softshare.report.frames import Array
 from softshare.report.run import Run
-from softshare.report.style import FAINT, new_figure, shorten, signed_image
+from softshare.report.style import FAINT, new_figure, signed_image
 
 MOST_OUTPUTS, MOST_INPUTS = 50, 32  # of a layer
 MOST_IMAGES = 100  # of a layer whose input is one image

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from softshare.config import Beta, Gamma
+from softshare._util.schema import from_plain
+from softshare.config import Beta, Dirichlet, Gamma
 from softshare.report.frames import Array
 from softshare.report.run import Run
 from softshare.report.style import FAINT, SERIES, new_figure
@@ -33,7 +34,7 @@ def hyperpriors_data(run: Run) -> tuple[HyperPrior, ...]:
     if run.frames is None:
         return ()
     about = run.frames.about
-    zero, free = (None if g is None else Gamma(**g) for g in about["precision_priors"])
+    zero, free = (None if g is None else from_plain(Gamma, g, "the film's prior") for g in about["precision_priors"])
     relative = about["width"] is not None
     found = []
     if zero is not None and zero == free:
@@ -44,7 +45,11 @@ def hyperpriors_data(run: Run) -> tuple[HyperPrior, ...]:
     prior = about["mixing_prior"]
     if prior is not None:
         n_free = run.frames.mean.shape[2] - 1
-        beta = Beta(**prior) if "alpha" in prior else Beta(prior["zero"], n_free * prior["free"])  # the marginal
+        if "alpha" in prior:
+            beta = from_plain(Beta, prior, "the film's prior")
+        else:
+            dirichlet = from_plain(Dirichlet, prior, "the film's prior")
+            beta = Beta(dirichlet.zero, n_free * dirichlet.free)  # the marginal
         found.append(_beta("mixing of the zero component", beta))
     return tuple(found)
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from softshare._util.printable import shorten
 from softshare._util.run_folder import MODEL
 from softshare.codec import load
 from softshare.codec.info import TensorInfo
 from softshare.report.frames import Array
 from softshare.report.run import Run
-from softshare.report.style import FAINT, POSITIVE, new_figure, shorten
+from softshare.report.style import FAINT, POSITIVE, new_figure
 
 MOST_MASKS = 8
 MOST_CELLS = 240  # in each direction
@@ -41,7 +42,7 @@ def _size(info: TensorInfo) -> int:
 
 
 def _mask(run: Run, name: str) -> Mask:
-    values = load(run.folder / MODEL, [name], max_bytes=None)[name]
+    values = load(run.folder / MODEL, [name])[name]
     matrix = values.reshape(len(values), -1)
     return Mask(name, (matrix.shape[0], matrix.shape[1]), binned(matrix))
 

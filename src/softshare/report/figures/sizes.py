@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from softshare._util.printable import shorten
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, shorten, tip
+from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, tip
 
 MOST_BARS = 24
 MOST_LABELS = 12  # of points
+MOST_POINTS = 1000  # the tensors with the most weights
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def bits_data(run: Run) -> tuple[Bits, ...]:
         for k, t in enumerate(run.info.tensors if run.info else (), 1)
         if t.n and t.density is not None and t.bits_per_weight is not None
     )
+    if len(points) > MOST_POINTS:
+        points = tuple(sorted(points, key=lambda point: -(point[1] or 0))[:MOST_POINTS])
     return (Bits(points),) if points else ()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from softshare._util.printable import shorten
 from softshare._util.run_folder import MODEL
 from softshare.codec import load
 from softshare.codec.han.csr import index_bits, to_csr, to_relative
@@ -38,7 +39,7 @@ def storage_data(run: Run) -> tuple[Storage, ...]:
         return ()
     info = max(named, key=lambda t: t.n or 0)
     name, shape = str(info.name), info.shape or ()
-    values = load(run.folder / MODEL, [name], max_bytes=None)[name].float().numpy()
+    values = load(run.folder / MODEL, [name])[name].float().numpy()
     matrix = values.reshape(len(values), -1)
     matrix = matrix[: max(1, _MOST_WEIGHTS // matrix.shape[1])]
     book, indices = np.unique(matrix, return_inverse=True)
@@ -74,7 +75,7 @@ def draw_storage(data: Storage) -> Any:
             axes.text(x + 0.5, -y, text, ha="center", va="center", fontsize=8)
     axes.set(xlim=(-1.6, n), ylim=(-len(rows) + 0.3, 0.8))
     most = (1 << data.bits) - 1
-    axes.set_title(f"{data.name}, row {data.row}: {data.bits} bits for a diff, at most {most}", fontsize=9)
+    axes.set_title(f"{shorten(data.name)}, row {data.row}: {data.bits} bits for a diff, at most {most}", fontsize=9)
     return figure
 
 
