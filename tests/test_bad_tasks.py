@@ -251,7 +251,7 @@ def test_every_part_of_a_result_is_json(tmp_path: Path) -> None:
         result,
         complexity_bytes=math.inf,
         noise=math.nan,
-        outcome={"limit": math.inf, "reached": [1.0, math.nan]},
+        outcome={"limit": math.inf, "reached": math.nan},
         others={"loss": [math.nan, 1.0]},
         config={**result.config, "mine": {"a": (-math.inf, 2)}},
     )

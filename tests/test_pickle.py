@@ -72,6 +72,7 @@ def prior() -> ss.MixturePrior:
 
 OBJECTS: dict[str, Callable[[], Any]] = {
     "Beta": lambda: ss.Beta(40, 2),
+    "Checkpoint": lambda: ss.Checkpoint("a.run", every=5),
     "CompressConfig": lambda: CONFIG,
     "Compressed": compressed,
     "Dirichlet": lambda: ss.Dirichlet(40, 1.5),

@@ -87,8 +87,8 @@ class Result:
         for name in ("n_nonzero", "n_components"):
             require(getattr(self, name) >= 0, f"result.{name}", "a number of at least 0", getattr(self, name))
         for name, pair in (self.others or {}).items():
-            is_pair = isinstance(pair, list) and len(pair) == 2 and all(_is_number(value) for value in pair)
-            require(is_pair, f"result.others.{name}", "two numbers", pair)
+            numbers = isinstance(pair, list) and all(value is None or _is_number(value) for value in pair)
+            require(numbers and len(pair) == 2, f"result.others.{name}", "two numbers or null", pair)
         for name in ("retrain", "prior", "merge", "encode", "task"):
             stage = self.config.get(name, {})
             require(isinstance(stage, dict), f"result.config.{name}", "settings by their names", stage)

@@ -137,9 +137,9 @@ def test_a_failure_of_the_users_code_is_one_line_and_their_own_frames(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exit_and_an_interrupt_of_the_users_code_pass_through(tmp_path: Path) -> None:
+def test_an_exit_of_the_users_code_is_an_error_and_an_interrupt_passes_through(tmp_path: Path) -> None:
     spec = write_task(tmp_path, "def task():\n    raise SystemExit(7)")
-    assert run("compress", spec, "--out", tmp_path / "run") == 7
+    assert run("compress", spec, "--out", tmp_path / "run") == 2
     with pytest.raises(KeyboardInterrupt):
         load_task(write_task(tmp_path, "def task():\n    raise KeyboardInterrupt"), "auto", 0, TaskOptions())
 

@@ -13,6 +13,8 @@ import torch
 
 from by_hand import book, entry, name, sizes, sws
 from cli_runs import Refusals, result_of, run, write_task
+from softshare.cli import reading
+from softshare.cli.console import console
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 
@@ -63,6 +65,7 @@ def test_names_of_a_file_are_shown_and_not_obeyed(
     data = sws([book(0.5)], [entry(0, None, name("a\u202eb[bold]c[/bold]:smile:"), sizes(2))])
     (tmp_path / "m.sws").write_bytes(data)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(reading, "out", console())
     assert run("inspect", tmp_path / "m.sws") == 0
     text = capsys.readouterr().out
     assert_harmless(text)
@@ -110,6 +113,7 @@ def test_inspect_bounds_its_table(
     (tmp_path / "m.sws").write_bytes(sws([book(0.5)], entries))
     assert (tmp_path / "m.sws").stat().st_size < 44_000
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(reading, "out", console())
     start = time.perf_counter()
     assert run("inspect", tmp_path / "m.sws") == 0
     text = capsys.readouterr().out

@@ -97,11 +97,11 @@ def result_table(result: Result, paper: PaperRow | None) -> Table:
     return table
 
 
-def others_table(others: Mapping[str, Sequence[float]]) -> Table:
+def others_table(others: Mapping[str, Sequence[float | None]]) -> Table:
     """What a task measures beside the metric that judges it."""
     table = _table("Other measures", "", "before", "after")
     for name, (before, after) in others.items():
-        table.add_row(_name(name), f"{before:.4g}", f"{after:.4g}")
+        table.add_row(_name(name), *("-" if value is None else f"{value:.4g}" for value in (before, after)))
     return table
 
 

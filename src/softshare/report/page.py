@@ -105,7 +105,7 @@ def _under_way(run: Run) -> dict[str, str]:
 
 def _finished(result: Result) -> dict[str, str]:
     metric = result.metric
-    others = {name: f"{before:.4g} → {after:.4g}" for name, (before, after) in (result.others or {}).items()}
+    others = {name: " → ".join(map(_plain, pair)) for name, pair in (result.others or {}).items()}
     return {
         "bytes": f"{result.file_bytes:,}",
         "times smaller": f"{result.ratio:.1f}",
@@ -168,3 +168,7 @@ def _tensors(info: FileInfo) -> Table:
 
 def _settings(result: Result) -> str:
     return json.dumps({"seed": result.seed, "device": result.device, **result.config}, indent=2)
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
