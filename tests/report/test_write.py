@@ -9,6 +9,7 @@ import pytest
 
 from cli_runs import finished_run
 from softshare.errors import ConfigError
+from softshare.errors import FormatError
 from softshare.report.write import make_report_folder, write_report
 
 
@@ -40,7 +41,7 @@ def test_pictures_of_others_stay_and_a_report_that_fails_leaves_the_earlier_one(
 
     with monkeypatch.context() as patch:
         patch.setattr("softshare.report.write.render_page", fail)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(FormatError, match="cannot be shown"):
             write_report(run, run / "report")
     assert {p: p.read_bytes() for p in before} == before
     write_report(run, run / "report")
