@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import finished_run
-from softshare.errors import ConfigError
-from softshare.errors import FormatError
+from softshare.errors import ConfigError, FormatError
 from softshare.report.write import make_report_folder, write_report
 
 
