@@ -108,11 +108,11 @@ def tried(name: str, kills: int, folder: Path, chance: random.Random) -> Tally:
         out = f"attempt-{attempt}"
         more = again if sitting else ""
         status, said = killed(command(words, out, more), folder, seconds, chance, tally, tally.kills.total() < kills)
-        if status is None:
+        if status is None and digests(folder / out, files) != wanted:
             sitting += 1
             continue
         tally.ends += 1
-        if status != whole.returncode or digests(folder / out, files) != wanted:
+        if status not in (None, whole.returncode) or digests(folder / out, files) != wanted:
             tally.lost += 1
             say(f"{name}, attempt {attempt}: exit status {status}\n{said}")
         attempt, sitting = attempt + 1, 0
