@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,16 +78,15 @@ def compress(
     first, files = look(task, prior, config.seed), Files(task, config)
     limit = limit_of(target, task, first)
     run = _Run(task, config, hooks, first, files, checkpoint)
-    with checkpoint.guarding() if checkpoint else nullcontext():
-        if target is None:
-            compressed, simplified = _once(run, prior)
-        elif isinstance(target, MaxBytes):
-            compressed, simplified = _best(run, target.max_bytes)
-        else:
-            aim = limit
-            if isinstance(target, WithinNoise):
-                aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
-            compressed, simplified = _smallest(run, aim)
+    if target is None:
+        compressed, simplified = _once(run, prior)
+    elif isinstance(target, MaxBytes):
+        compressed, simplified = _best(run, target.max_bytes)
+    else:
+        aim = limit
+        if isinstance(target, WithinNoise):
+            aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
+        compressed, simplified = _smallest(run, aim)
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import softshare as ss
 from softshare.errors import ConfigError, FormatError, StoppedError
-from softshare.train.hooks import Hook
+from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 
@@ -210,6 +210,18 @@ def test_a_signal_waits_for_the_end_of_a_step_and_keeps_the_run(number: signal.S
         ss.compress(make_task(), STEPS, [Signal()], target=None, checkpoint=tmp_path / "run")
     assert caught.value.signal == number
     assert signal.getsignal(number) is before
+    assert same(ss.compress(make_task(), STEPS, target=None, checkpoint=tmp_path / "run"), whole)
+
+
+def test_a_signal_while_the_last_network_is_judged_is_not_lost(tmp_path: Path) -> None:
+    class Signal(Hook):
+        def on_epoch(self, record: EpochRecord) -> None:
+            if record.epoch == STEPS.retrain.looks:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = ss.compress(make_task(), STEPS, target=None)
+    with pytest.raises(StoppedError):
+        ss.compress(make_task(), STEPS, [Signal()], target=None, checkpoint=tmp_path / "run")
     assert same(ss.compress(make_task(), STEPS, target=None, checkpoint=tmp_path / "run"), whole)
 
 

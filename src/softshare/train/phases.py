@@ -67,8 +67,11 @@ class Phases(Hook):
     ) -> None:
         """If a hook raises `StopPhaseError`, the phase ends there."""
         self._runs += 1
-        with suppress(StopPhaseError), at(f"run {self._runs}") if self._runs > 1 else nullcontext():
-            retrain_(self.task, prior, config, [self], latent, self._checkpoint)
+        with self._checkpoint.guarding() if self._checkpoint else nullcontext():
+            with suppress(StopPhaseError), at(f"run {self._runs}") if self._runs > 1 else nullcontext():
+                retrain_(self.task, prior, config, [self], latent, self._checkpoint)
+            if self._checkpoint:
+                self._checkpoint.tick()  # a signal may have come in the last look
         self._done = self.history[-1].epoch
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,12 +54,12 @@ class Checkpoint:
         self._written = time.monotonic()
         self._signal = 0
 
-    def begin(self, key: object) -> bool:
-        """Read the file, if there is one. Raise unless it is of this run, by its key. Returns whether there is one."""
+    def begin(self, key: object) -> None:
+        """Read the file, if there is one. Raise unless it is of this run, by its key."""
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-        self._parts, self._loaded, self._written = {}, {}, time.monotonic()
+        self._parts, self._loaded, self._written, self._signal = {}, {}, time.monotonic(), 0
         if not self.path.exists():
-            return False
+            return
         state = _read(self.path)
         if state["key"] != self._key:
             raise ConfigError(
@@ -67,18 +67,15 @@ class Checkpoint:
                 "same. Give those of that run to go on with it, or delete the file to start anew"
             )
         self._loaded = state["parts"]
-        return True
 
-    def follow(self, name: str, part: Part) -> bool:
-        """Keep a part of the run from now on. Returns whether it was given the state of the run that was stopped."""
+    def follow(self, name: str, part: Part) -> None:
+        """Keep a part of the run from now on. If the run was stopped, the part gets the state that it had then."""
         self._parts[name] = part
-        if name not in self._loaded:
-            return False
-        part.load_state_dict(self._loaded.pop(name))
-        return True
+        if name in self._loaded:
+            part.load_state_dict(self._loaded.pop(name))
 
     def tick(self) -> None:
-        """Called between two steps. Writes the file if it is time. If a signal came, the run stops here."""
+        """Called after each step and at the end. Writes the file if it is time. If a signal came, the run stops here."""
         if self._signal:
             self.write()
             raise StoppedError(
@@ -122,19 +119,18 @@ class Checkpoint:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._signal = 0
 
 
 def _read(path: Path) -> dict[str, Any]:
+    data = read_bytes(path)
     try:
-        state = torch.load(io.BytesIO(read_bytes(path)), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if state["version"] != VERSION:
             raise ValueError(f"version {state['version']}, expected {VERSION}")
         return {"key": str(state["key"]), "parts": dict(state["parts"])}
-    except (RuntimeError, KeyError, TypeError, ValueError, EOFError, AttributeError) as problem:
-        raise FormatError(f"{path} is not the checkpoint of a run ({problem}); delete it to start anew") from None
     except Exception as problem:  # torch has no error of its own for each way in which a file can be wrong
-        raise FormatError(f"{path} is not the checkpoint of a run ({type(problem).__name__})") from None
+        kind = type(problem).__name__
+        raise FormatError(f"{path} is not the checkpoint of a run ({kind}); delete it to start anew") from None
 
 
 class Training:

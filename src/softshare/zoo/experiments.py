@@ -162,7 +162,7 @@ def pretrain_(
     if checkpoint is None:
         return retrain_(task, None, config, hooks)
     checkpoint.begin([task.name, task.dataset, task.n_examples, pretraining_settings(config), torch.__version__])
-    with checkpoint.guarding(), Phases(task, config.looks, hooks, checkpoint=checkpoint) as phases:
+    with Phases(task, config.looks, hooks, checkpoint=checkpoint) as phases:
         phases.run(config)
     return phases.history
 
