@@ -75,7 +75,7 @@ class Checkpoint:
             part.load_state_dict(self._loaded.pop(name))
 
     def tick(self) -> None:
-        """Called after each step and at the end. Writes the file if it is time. If a signal came, the run stops here."""
+        """Called after each step and at the end. Writes the file if it is time. After a signal, stops the run."""
         if self._signal:
             self.write()
             raise StoppedError(
