@@ -24,7 +24,7 @@ fast: $(READY)  ## Every module in under a minute: the tests that are not slow a
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not browser'
 
 test: check  ## Set up .venv, then lint, types and all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --timeout 600
 
 check: $(READY)  ## Lint (ruff), types (mypy strict) and the order of folders (import-linter)
 	$(BIN)/ruff check

@@ -4,7 +4,8 @@ python tests/random_kills.py --kills 100 --seed 0
 
 Each command of `COMMANDS` is run whole once. Then it is started again and again in another folder, and killed by
 SIGKILL, SIGTERM or SIGINT after a random time, until a sitting comes to its end. Its files must be those of the whole
-run. A command that cannot go on starts anew. The table has a row for each command.
+run, and a file that was there before a kill must be there after it. A command that cannot go on starts anew. The table
+has a row for each command.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def make_task():
         lambda m: 100 * float((m(x[400:]).argmax(1) != y[400:]).double().mean()),
     )
 """
+# A study gives up a trial whose process died after a minute, and one that has died three times. Here it is after a
+# second, and never.
+PROGRAM = """
+import sys, softshare.tune.study as study
+study.GRACE, study.RETRIES = 1, 1000
+from softshare.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
 # By name: the words of the command, with OUT for its folder or file; what it needs to go on; the files to compare.
 COMMANDS = {
     "compress": (
@@ -56,6 +65,16 @@ COMMANDS = {
         "compress task.py:make_task --no-limit --steps 400 --checkpoint-every 0.2 --out OUT/run",
         "--resume",
         ("run/model.sws",),
+    ),
+    "pretrain": (
+        "pretrain lenet-300-100 --checkpoint-every 0.2 --out OUT/run",
+        "--resume",
+        ("run/pretrained.safetensors",),
+    ),
+    "tune": (
+        "tune task.py:make_task --steps 100 --trials 4 --error-bound 100 --out OUT/study",
+        "",
+        ("study/pretrained.safetensors", "study/trials/*/model.sws"),
     ),
     "quantize": ("quantize weights.safetensors --bits 4 --out OUT/model.sws", "--overwrite", ("model.sws",)),
 }
@@ -99,23 +118,29 @@ def tried(name: str, kills: int, folder: Path, chance: random.Random) -> Tally:
     prepare(folder)
     start = time.monotonic()
     whole = subprocess.run(command(words, "whole"), cwd=folder, capture_output=True, text=True)
-    seconds = time.monotonic() - start
+    longest = time.monotonic() - start
     if whole.returncode not in (0, 3):
         raise SystemExit(f"{name}: {whole.stdout}{whole.stderr}")
     wanted, tally = digests(folder / "whole", files), Tally()
     attempt, sitting = 0, 0
+    before: dict[str, str] = {}
     while tally.kills.total() < kills or sitting:
-        out = f"attempt-{attempt}"
+        out, start = f"attempt-{attempt}", time.monotonic()
         more = again if sitting else ""
-        status, said = killed(command(words, out, more), folder, seconds, chance, tally, tally.kills.total() < kills)
-        if status is None and digests(folder / out, files) != wanted:
-            sitting += 1
+        may_kill = tally.kills.total() < kills
+        status, said = killed(command(words, out, more), folder, longest, chance, tally, may_kill)
+        now = digests(folder / out, files)
+        kept = all(now.get(path) == digest for path, digest in before.items())
+        if status is None and kept and set(now.values()) != set(wanted.values()):
+            sitting, before = sitting + 1, now
             continue
         tally.ends += 1
-        if status not in (None, whole.returncode) or digests(folder / out, files) != wanted:
+        if status not in (None, whole.returncode) or not kept or set(now.values()) != set(wanted.values()):
             tally.lost += 1
             say(f"{name}, attempt {attempt}: exit status {status}\n{said}")
-        attempt, sitting = attempt + 1, 0
+        if status is not None and not sitting:
+            longest = min(longest, time.monotonic() - start)  # the whole run may have had to compile first
+        attempt, sitting, before = attempt + 1, 0, {}
     return tally
 
 
@@ -130,7 +155,7 @@ def prepare(folder: Path) -> None:
 
 
 def command(words: str, out: str, more: str = "") -> list[str]:
-    return [sys.executable, "-m", "softshare", *f"{words} {more}".replace("OUT", out).split()]
+    return [sys.executable, "-c", PROGRAM, *f"{words} {more}".replace("OUT", out).split()]
 
 
 def killed(
@@ -157,9 +182,10 @@ def killed(
         return None, said
 
 
-def digests(folder: Path, files: tuple[str, ...]) -> list[str]:
-    there = [folder / name for name in files]
-    return [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing" for path in there]
+def digests(folder: Path, files: tuple[str, ...]) -> dict[str, str]:
+    """By path in the folder."""
+    there = [path for pattern in files for path in folder.glob(pattern)]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
 
 
 if __name__ == "__main__":
