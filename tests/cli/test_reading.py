@@ -223,7 +223,9 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
     target = tmp_path / "model.onnx"
     (tmp_path / "other.py").write_text(
         "import dataclasses\nfrom networks import make_task\n\n\ndef task():\n"
-        "    return dataclasses.replace(make_task('batch-norm'), train=['words'])\n"
+        "    return dataclasses.replace(make_task('batch-norm'), train=['words'])\n\n\ndef broken():\n"
+        "    return dataclasses.replace(make_task('batch-norm'), train=Rows())\n\n\nclass Rows:\n"
+        "    def __iter__(self):\n        raise KeyError('row 3')\n"
     )
     for args, message in [
         ([], "expected --onnx FILE or --sparse FILE"),
@@ -233,6 +235,7 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
         (["--sparse", tmp_path / "a.bin"], ".pt or .pth"),
         (["--onnx", target, "--task", write_task(tmp_path)], "does not fit the model"),
         (["--onnx", target, "--task", f"{tmp_path / 'other.py'}:task"], "got str. In Python, softshare.export_onnx"),
+        (["--onnx", target, "--task", f"{tmp_path / 'other.py'}:broken"], "Task.train failed"),
     ]:
         assert run("export", file, *args) == 2
         assert message in capsys.readouterr().err

@@ -421,6 +421,18 @@ def test_an_error_of_the_users_ends_the_search_and_its_trial_does_not_count(tmp_
     assert len(tune(job(tmp_path), StudyConfig(2, error_bound=100.0))) == 2
 
 
+def test_a_network_that_cannot_be_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **kwargs: object) -> Result:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("softshare.tune.search.measure", fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        tune(job(tmp_path), StudyConfig(2))
+    assert [p.name for p in (tmp_path / "trials").rglob("*") if p.is_file()] == ["model.sws"]
+    monkeypatch.undo()
+    assert len(tune(job(tmp_path), StudyConfig(2))) == 2
+
+
 @pytest.mark.slow
 def test_a_trial_that_another_process_has_given_up_is_left_to_it(tmp_path: Path) -> None:
     said: list[str] = []

@@ -207,7 +207,9 @@ def _load_into_(task: Task, file: Path, batch_norm: bool) -> None:
 def _first_inputs(task: Task) -> Inputs:
     from torch import Tensor
 
-    batch = next(iter(task.train))
+    from softshare._util.user_code import batches
+
+    batch = next(batches(task.train), None)
     if isinstance(batch, Mapping):
         return {name: t for name, t in batch.items() if name != "labels"}
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch

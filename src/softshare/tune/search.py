@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from softshare._util.files import read_bytes
-from softshare._util.run_folder import PRETRAINED, write_pair
+from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, output_folder
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotANumberError
@@ -240,11 +240,11 @@ class _Search:
 
     def keep(self, trial: optuna.Trial, compressed: Compressed, config: CompressConfig) -> Result:
         """The trial's file and, beside it, its result; there errors are on validation data."""
-        result = measure(self.blind, compressed, config, method=self.job.method, error_before=self.before)
-        result = dataclasses.replace(result, config={**result.config, **self.job.recorded})
-        write_pair(
-            trial_folder(self.job.folder / TRIALS, trial.number), compressed.to_bytes(), result.to_json().encode()
-        )
+        with output_folder(trial_folder(self.job.folder / TRIALS, trial.number), overwrite=True) as unfinished:
+            compressed.save(unfinished / MODEL)  # kept, even if it cannot be measured
+            result = measure(self.blind, compressed, config, method=self.job.method, error_before=self.before)
+            result = dataclasses.replace(result, config={**result.config, **self.job.recorded})
+            result.save(unfinished / RESULT)
         figures = {name: getattr(result, name) for name in ("file_bytes", "ratio", "han_ratio", "seconds")}
         errors = {"validation_error_before": result.error_before, "validation_error": result.error_after}
         trial.set_user_attr(MEASURED, errors | figures)
