@@ -1,0 +1,64 @@
+"""What became of a network, in one sentence. The terminal, the report, notebooks and callbacks say it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from softshare.result import Result
+from softshare.task import Metric
+
+BEYOND = 2.0  # standard errors: a smaller loss on the test set may be chance, which nothing was chosen by
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`fate` decides about a colour and a sign; `sentence` says why."""
+
+    fate: Literal["kept", "lost", "unknown"]
+    sentence: str
+
+
+def verdict(result: Result) -> Verdict:
+    """Kept, unless the validation data or the test data show a loss.
+
+    The run was chosen by its validation data, so there it must be within the noise (one standard error). The test data
+    have decided nothing: there a loss counts if it is more than `BEYOND` standard errors.
+    """
+    metric, outcome = result.metric, result.outcome or {}
+    lost, noise = metric.loss(result.error_before, result.error_after), result.noise
+    figures = f"{metric.name} {metric.text(result.error_before)} -> {metric.text(result.error_after)}"
+    if noise is None and "kept" not in outcome:
+        return Verdict("unknown", f"{figures}. How much of that is chance is not known.")
+    if noise is not None and lost > BEYOND * noise:
+        return Verdict("lost", f"Lost {_amount(metric, lost)}: {figures}{_chance(metric, noise)}.{_target(outcome)}")
+    if not outcome.get("kept", True):
+        return Verdict("lost", f"{_of_validation(metric, outcome)}{_target(outcome)}")
+    how = "is no worse" if lost <= 0 else "is within the noise of the evaluation"
+    return Verdict("kept", f"Kept its accuracy: {figures} {how}{_chance(metric, noise)}.{_target(outcome)}")
+
+
+def _of_validation(metric: Metric, outcome: Mapping[str, Any]) -> str:
+    before, after = outcome.get("before"), outcome.get("after")
+    if before is None or after is None:
+        return "Lost accuracy on the validation data."
+    figures = f"{metric.name} {metric.text(before)} -> {metric.text(after)}{_chance(metric, outcome.get('noise'))}"
+    return f"Lost {_amount(metric, metric.loss(before, after))} on the validation data: {figures}."
+
+
+def _amount(metric: Metric, lost: float) -> str:
+    """'2.50 points' of a percentage, and '0.0123 of loss' of what has no such unit."""
+    return f"{metric.number(lost)} points" if metric.unit == "%" else f"{metric.text(lost)} of {metric.name}"
+
+
+def _chance(metric: Metric, noise: float | None) -> str:
+    return "" if noise is None else f", where one standard error is {metric.text(noise)}"
+
+
+def _target(outcome: Mapping[str, Any]) -> str:
+    """Of a target that the user gave. That of nothing lost is the verdict itself."""
+    target = outcome.get("target")
+    if target is None or target.get("kind") == "WithinNoise":
+        return ""
+    return " The target is met." if outcome.get("met") else " The target is not met."
