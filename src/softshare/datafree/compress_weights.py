@@ -55,7 +55,7 @@ class FittedWeights:
 
 
 def compress_weights(
-    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
+    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a file of safetensors or torch.save, or a state dict
     *,
     bits: float | None = None,  # per weight, at most, over the whole file
     weight_error: float | None = None,  # at most, of each shared tensor, relative to its weights' root mean square
