@@ -1,4 +1,4 @@
-"""Hugging Face: a callback that compresses the network while `Trainer.train` trains it."""
+"""Hugging Face: a callback that compresses the network while `Trainer.train` trains it, and folders to keep it in."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from softshare._util.files import read_bytes, write_atomic
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.integrations.pretrained import from_pretrained, save_pretrained
 from softshare.integrations.session import Sharing, checked
 from softshare.prior.prior import MixturePrior
 
@@ -25,6 +26,8 @@ except ImportError as error:
     raise NotAvailableError(
         "the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'"
     ) from error
+
+__all__ = ["SoftShareCallback", "from_pretrained", "save_pretrained"]
 
 STATE = "softshare.pt"  # in a checkpoint's folder
 
