@@ -29,8 +29,7 @@ def save_pretrained(model: Any, compressed: Savable, folder: str | os.PathLike[s
     `compressed` is what `compress`, a callback or `compress_weights` made of this model. Returns the size of the
     .sws file in bytes.
     """
-    config = getattr(model, "config", None)
-    if not hasattr(config, "save_pretrained"):
+    if not hasattr(getattr(model, "config", None), "save_pretrained"):
         raise ConfigError(f"save_pretrained: expected a model of transformers, got {type(model).__name__}")
     dtypes = {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()}
     if len(dtypes) > 1:
@@ -39,11 +38,10 @@ def save_pretrained(model: Any, compressed: Savable, folder: str | os.PathLike[s
             "Convert the model first, as by model.float()"
         )
     make_folder(folder := Path(folder))
-    config = copy.deepcopy(config)  # the user's own stays as it is
+    config = copy.deepcopy(model.config)  # the user's own stays as it is
     config.architectures = [type(model).__name__]
-    setattr(
-        config, "dtype" if hasattr(config, "dtype") else "torch_dtype", dtypes.pop()
-    )  # by the version of the library
+    field = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # until version 4 of transformers
+    setattr(config, field, dtypes.pop())
     size = compressed.save(folder / MODEL)
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None and model.can_generate():
