@@ -316,7 +316,7 @@ def test_targets_that_no_run_can_meet_are_refused_before_training() -> None:
         with pytest.raises(ConfigError, match="expected hard_from below 1 and zeroing above 0"):
             ss.compress(task, CONFIG.override(**changes), target=ss.MaxError(2))
     with pytest.raises(ConfigError, match="expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got 2"):
-        ss.compress(task, CONFIG, target=2)  # type: ignore[arg-type]
+        ss.compress(task, CONFIG, target=2)  # type: ignore[call-overload]
 
 
 def test_the_result_records_the_target(tmp_path: Path) -> None:
