@@ -32,10 +32,11 @@ def _choices(*names: str) -> dict[str, st.SearchStrategy[Any]]:
     return {name: st.sampled_from(typing.get_args(HINTS[name])) for name in names}
 
 
-def _config(stages: tuple[Any, ...], width: float | None, length: dict[str, int]) -> CompressConfig:
+def _config(stages: tuple[Any, ...], width: float | None, length: dict[str, Any]) -> CompressConfig:
     """A width replaces the initial standard deviation and the precision priors."""
     config = CompressConfig(*stages).override(**length)
-    return config if width is None else config.override(width=width, **dict.fromkeys(WITHOUT_A_WIDTH))
+    without: dict[str, Any] = dict.fromkeys(WITHOUT_A_WIDTH)
+    return config if width is None else config.override(**{"width": width, **without})
 
 
 configs = st.builds(

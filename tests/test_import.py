@@ -37,7 +37,7 @@ def test_the_public_names_load_no_optional_package_and_no_gpu() -> None:
         "for name in softshare.__all__: getattr(softshare, name)\n"
         "assert not torch.cuda.is_initialized()"
     )
-    assert not {"rich", "typer", *OPTIONAL} & set(found)
+    assert not {"typer", *OPTIONAL} & set(found)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
@@ -68,7 +70,7 @@ def make_task() -> ss.Task:
     )
 
 
-def config(**values: object) -> ss.CompressConfig:
+def config(**values: Any) -> ss.CompressConfig:
     """Settings of the route with the constant learning rate of the trainers."""
     return ss.CompressConfig().override(**{"epochs": EPOCHS, "schedule": "constant", "lr_weights": RATE, **values})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import io
 import tokenize
@@ -12,7 +11,7 @@ from griffe import Attribute, Class, Docstring, ExprCall, Extension
 
 
 class Fields(Extension):
-    """Reads `name: type = default  # comment` and `name: type = option(default, "help")`."""
+    """Reads `name: type = default  # comment`, and a text below the field."""
 
     def on_class_members(self, *, cls: Class, **kwargs: Any) -> None:
         fields = [m for m in cls.members.values() if isinstance(m, Attribute) and m.annotation and m.name[0] != "_"]
@@ -25,10 +24,9 @@ class Fields(Extension):
 
 def _description(field: Attribute) -> str:
     default = field.value
-    text = _comment(field)
+    text = " ".join(field.docstring.value.split()) if field.docstring else _comment(field)
     if isinstance(default, ExprCall) and str(default.function) == "option":
-        default, help = default.arguments[:2]
-        text = ast.literal_eval(str(help))
+        default = default.arguments[0]
     if default is None or "field(" in str(default):
         return text or "-"
     return f"{text.rstrip('.')}. Default: `{default}`.".removeprefix(". ")

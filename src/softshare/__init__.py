@@ -1,8 +1,8 @@
 """softshare: from a trained PyTorch network to a file many times smaller that loads back.
 
-    task = softshare.Task.from_loaders(model, train_loader, val_loader, nn.CrossEntropyLoss())
-    compressed = softshare.compress(task)
-    compressed.save("model.sws")
+    compressed = softshare.compress(model, train_loader, val_loader, loss=nn.CrossEntropyLoss())
+    print(compressed.summary())
+    softshare.save(compressed, "model.sws")
     softshare.load_into_(model, "model.sws")
 
 The public names are those in `__all__`. Each is imported on first use, so `import softshare` is quick.
@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from softshare.api import compress, save
+    from softshare.api import html_of as html_of  # for the methods of `Compressed`, as the next three
+    from softshare.api import line_of as line_of
+    from softshare.api import summary_of as summary_of
+    from softshare.api import write_report_of as write_report_of
     from softshare.codec import inspect, load, load_into_
     from softshare.compressed import Compressed
     from softshare.compressed import quantize_prior as quantize_prior  # for `MixturePrior.quantize`
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
         RetrainConfig,
         Rule,
     )
-    from softshare.datafree.compress_weights import FittedWeights, compress_weights
+    from softshare.datafree.compress_weights import FittedWeights, compress_weights, quantize
     from softshare.errors import SoftShareError
     from softshare.export import export_onnx, load_sparse
     from softshare.loaders import task_from_loaders as task_from_loaders  # for `Task.from_loaders`
@@ -36,13 +41,15 @@ if TYPE_CHECKING:
     from softshare.prior.mixture import Mixture
     from softshare.prior.prior import MixturePrior
     from softshare.result import Result, measure
-    from softshare.route import compress
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
     from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
+    from softshare.train.hooks import EpochRecord, Hook
+    from softshare.train.progress import CsvLog, ProgressBar
     from softshare.train.resume import Checkpoint
 
 _HOMES = {
+    "softshare.api": ("compress", "html_of", "line_of", "save", "summary_of", "write_report_of"),
     "softshare.codec": ("inspect", "load", "load_into_"),
     "softshare.compressed": ("Compressed", "quantize_prior"),
     "softshare.config": (
@@ -56,7 +63,7 @@ _HOMES = {
         "RetrainConfig",
         "Rule",
     ),
-    "softshare.datafree.compress_weights": ("FittedWeights", "compress_weights"),
+    "softshare.datafree.compress_weights": ("FittedWeights", "compress_weights", "quantize"),
     "softshare.errors": ("SoftShareError",),
     "softshare.export": ("export_onnx", "load_sparse"),
     "softshare.loaders": ("task_from_loaders",),
@@ -64,10 +71,11 @@ _HOMES = {
     "softshare.prior.mixture": ("Mixture",),
     "softshare.prior.prior": ("MixturePrior",),
     "softshare.result": ("Result", "measure"),
-    "softshare.route": ("compress",),
     "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome", "WithinNoise"),
     "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
+    "softshare.train.hooks": ("EpochRecord", "Hook"),
+    "softshare.train.progress": ("CsvLog", "ProgressBar"),
     "softshare.train.resume": ("Checkpoint",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -77,10 +85,13 @@ __all__ = [
     "Checkpoint",
     "CompressConfig",
     "Compressed",
+    "CsvLog",
     "Dirichlet",
     "EncodeConfig",
+    "EpochRecord",
     "FittedWeights",
     "Gamma",
+    "Hook",
     "MaxBytes",
     "MaxError",
     "MaxErrorIncrease",
@@ -90,6 +101,7 @@ __all__ = [
     "MixturePrior",
     "Outcome",
     "PriorConfig",
+    "ProgressBar",
     "Result",
     "RetrainConfig",
     "Rule",
@@ -105,7 +117,9 @@ __all__ = [
     "load_into_",
     "load_sparse",
     "measure",
+    "quantize",
     "reestimate_batch_norm_",
+    "save",
 ]
 
 

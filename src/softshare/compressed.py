@@ -7,6 +7,8 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,45 @@ class Compressed:
     messages: tuple[str, ...] = field(default=(), repr=False)  # what simplifying and the target changed
     moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # units that the file has elsewhere
     outcome: Outcome | None = None  # what became of the network and the target; None without a task
+    record: Any = field(default=None, repr=False)  # the measured result and the film, if `softshare.compress` made it
+
+    def __repr__(self) -> str:
+        import softshare  # through the package, because the summary lives in a layer above this one
+
+        return f"<Compressed: {softshare.line_of(self)}>"
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks."""
+        import softshare
+
+        return softshare.html_of(self)
+
+    def summary(self) -> str:
+        """What became of the network, in a few lines:
+
+            print(compressed.summary())
+
+        Returns:
+            The verdict, the metric before and after with its noise, the size of the file, and the time.
+        """
+        import softshare
+
+        return softshare.summary_of(self)
+
+    def report(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a page that shows the weights before and after, the training, and where the bytes are:
+
+            compressed.report("report")
+
+        Args:
+            folder: for the page and its figures. It needs matplotlib.
+
+        Returns:
+            The path of the page, which works offline.
+        """
+        import softshare
+
+        return softshare.write_report_of(self, folder)
 
     def to_bytes(self) -> bytes:
         """The bytes of the file."""

@@ -14,10 +14,13 @@ import typer
 from softshare.cli import main
 from softshare.cli.options import PANELS, with_config_options, with_file_options
 from softshare.config import Beta, CompressConfig, Gamma, Rule
+from softshare.config.fields import help_of
 from softshare.config.text import HINTS
 from softshare.errors import ConfigError
 
 FIELDS = [f for stage in vars(CompressConfig()).values() for f in dataclasses.fields(stage)]
+
+HELP = {name: text for stage in vars(CompressConfig()).values() for name, text in help_of(type(stage)).items()}
 
 
 def flag_of(name: str) -> str:
@@ -58,7 +61,7 @@ def test_every_field_is_an_option_with_its_help_choices_and_default(compress_hel
     for field in FIELDS:
         hint = HINTS[field.name]
         kind = rf"--no-{flag_of(field.name)[2:]} \S+" if hint is bool else r"\S+"
-        expected = f"{flag_of(field.name)} {kind} {re.escape(field.metadata['help'])}"
+        expected = f"{flag_of(field.name)} {kind} {re.escape(HELP[field.name])}"
         if typing.get_origin(hint) is Literal:
             expected += f" One of: {', '.join(typing.get_args(hint))}\\."
         if field.default != ():

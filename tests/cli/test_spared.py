@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from softshare.cli.spared import Spared, spared
+from softshare.cli.spared import spared, spared_hook
 from softshare.errors import ConfigError
 from softshare.train.hooks import Hook
 
@@ -41,13 +41,13 @@ def test_every_call_reaches_the_hook() -> None:
     assert set(CALLS) == {name for name in vars(Hook) if name.startswith("on_")}
     hook = Recorder()
     for name, args in CALLS.items():
-        getattr(Spared(hook), name)(*args)
+        getattr(spared_hook(hook), name)(*args)
     assert hook.calls == [(name, *args) for name, args in CALLS.items()]
 
 
 def test_a_failure_is_said_once_and_the_hook_is_called_again(capsys: pytest.CaptureFixture[str]) -> None:
     hook = Recorder(*CALLS)
-    watched = Spared(hook)
+    watched = spared_hook(hook)
     for name, args in CALLS.items():
         getattr(watched, name)(*args)
     assert len(hook.calls) == len(CALLS)

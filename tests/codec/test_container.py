@@ -46,7 +46,7 @@ from samples import shared as random_shared
 from softshare import codec
 from softshare.codec import header as header_module
 from softshare.config import EncodeConfig
-from softshare.config.stages import Codec
+from softshare.config.settings import Codec
 from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
 

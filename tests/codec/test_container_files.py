@@ -24,7 +24,7 @@ from softshare import codec
 from softshare.codec import container, han
 from softshare.codec import shared_section as shared_module
 from softshare.config import EncodeConfig
-from softshare.config.stages import Codec
+from softshare.config.settings import Codec
 from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 from softshare.zoo.models import LeNet5Caffe

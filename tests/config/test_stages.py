@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+import typing
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from softshare.config import (
     Rule,
     SimplifyConfig,
 )
+from softshare.config.fields import help_of
+from softshare.config.settings import Settings
 from softshare.errors import ConfigError
 from softshare.tune.space import search_space, values_in
 
@@ -125,10 +128,15 @@ def test_field_names_are_unique_over_the_stages() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_the_names_and_types_for_editors_are_those_of_the_stages() -> None:
+    hints = {n: h for stage in STAGES.values() for n, h in typing.get_type_hints(stage).items()}
+    assert typing.get_type_hints(Settings) == hints
+
+
 def test_every_field_says_what_it_is() -> None:
     for stage in STAGES.values():
         for field in dataclasses.fields(stage):
-            help = field.metadata["help"]
+            help = help_of(stage)[field.name]
             assert help.endswith("."), field.name
             assert help[0].isupper(), field.name
 
@@ -246,9 +254,10 @@ def test_of_steps_and_epochs_the_one_named_replaces_the_other() -> None:
     assert in_epochs.override(tau=1.0).retrain.epochs == 7
     with pytest.raises(ConfigError, match="expected steps or epochs, got both: 50 and 7"):
         CompressConfig().override(steps=50, epochs=7)
-    for name in ("steps", "epochs"):
-        with pytest.raises(ConfigError, match=f"{name}: expected at least 1, got 0"):
-            CompressConfig().override(**{name: 0})
+    with pytest.raises(ConfigError, match="steps: expected at least 1, got 0"):
+        CompressConfig().override(steps=0)
+    with pytest.raises(ConfigError, match="epochs: expected at least 1, got 0"):
+        CompressConfig().override(epochs=0)
 
 
 def test_tau_is_divided_by_the_examples_of_mnist_or_of_the_task() -> None:
@@ -385,9 +394,10 @@ def test_by_default_a_width_holds_the_components_and_nothing_else() -> None:
 
 
 def test_a_width_beside_the_papers_settings_is_refused_until_they_are_none() -> None:
+    none: dict[str, Any] = dict.fromkeys(WITHOUT)
     with pytest.raises(ConfigError, match=r"^init_std, zero_precision_prior, free_precision_prior: no effect"):
         CompressConfig.paper().override(width=0.3)
-    prior = CompressConfig.paper().override(width=0.3, **dict.fromkeys(WITHOUT)).prior
+    prior = CompressConfig.paper().override(**{"width": 0.3, **none}).prior
     assert (prior.width, prior.components, prior.mixtures) == (0.3, 16, "global")
 
 
@@ -420,7 +430,7 @@ def test_overrides_that_need_each_other_may_come_in_any_order() -> None:
 
 def test_override_refuses_an_unknown_name_and_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="'learning_rate'") as error:
-        CompressConfig().override(learning_rate=0.1)
+        CompressConfig().override(learning_rate=0.1)  # type: ignore[call-arg]
     for stage in STAGES.values():
         for field in dataclasses.fields(stage):
             assert field.name in str(error.value)

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 
 from configs import configs
 from softshare.config import Beta, CompressConfig, Dirichlet, Gamma, Rule
+from softshare.config.fields import help_of
 from softshare.config.text import HINTS, STAGES, from_toml, parse, to_toml
 from softshare.errors import ConfigError
 
@@ -120,7 +121,7 @@ def test_the_file_says_what_every_setting_is() -> None:
     for stage, kind in STAGES.items():
         assert f"{kind.__doc__} [{stage}]" in said
         for field in dataclasses.fields(kind):
-            assert re.search(rf"{re.escape(field.metadata['help'])} (One of: [\w, ]+\. )?{field.name} = ", said)
+            assert re.search(rf"{re.escape(help_of(kind)[field.name])} (One of: [\w, ]+\. )?{field.name} = ", said)
     assert "One of: auto, triton, numba, torch. backend" in said
     assert tomllib.loads(text)["version"] == CompressConfig.VERSION
 

@@ -17,6 +17,7 @@ from softshare.cli import main
 from softshare.codec import save
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
+from softshare.config.settings import Names
 from softshare.errors import ConfigError
 from softshare.network.weights import WeightView
 from softshare.paper.verify import Check, find_runs, verify
@@ -68,7 +69,8 @@ def _few_images(loads: list[str]) -> Any:
 @pytest.fixture(scope="module")
 def true_folder(tmp_path_factory: pytest.TempPathFactory, _few_images: None) -> Path:
     folder = tmp_path_factory.mktemp("true")
-    for seed, names in enumerate(("keep", "none")):
+    kinds: tuple[Names, Names] = ("keep", "none")
+    for seed, names in enumerate(kinds):
         task = experiments.make_task("lenet-300-100", seed=seed)
         config = CompressConfig().override(seed=seed, names=names)
         compressed = dataclasses.replace(by_hand(task.model), config=config.encode)

@@ -10,6 +10,7 @@ from torch import nn
 
 from report_runs import make_task
 from softshare.config import CompressConfig, RetrainConfig
+from softshare.config.settings import Mixtures
 from softshare.errors import ConfigError, FormatError
 from softshare.prior.mixture import Mixture
 from softshare.prior.prior import MixturePrior
@@ -39,7 +40,7 @@ class Copies(Hook):
 
 
 @pytest.mark.parametrize("mixtures", ["layer", "global"])
-def test_frames_show_each_epoch(tmp_path: Path, mixtures: str) -> None:
+def test_frames_show_each_epoch(tmp_path: Path, mixtures: Mixtures) -> None:
     log, copies = FrameLog(tmp_path / "frames.npz"), Copies()
     config = CompressConfig().override(epochs=2, mixtures=mixtures)
     compressed = compress(make_task(), config, [log, copies], target=None)

@@ -312,11 +312,11 @@ def test_targets_that_no_run_can_meet_are_refused_before_training() -> None:
     task = users_task()
     with pytest.raises(ConfigError, match=r"at least \d+ bytes, the size of the file with every shared .* 0, got 9"):
         ss.compress(task, CONFIG, target=ss.MaxBytes(9))
-    for changes in ({"hard_from": 1.0}, {"zeroing": 0.0}):
+    for config in (CONFIG.override(hard_from=1.0), CONFIG.override(zeroing=0.0)):
         with pytest.raises(ConfigError, match="expected hard_from below 1 and zeroing above 0"):
-            ss.compress(task, CONFIG.override(**changes), target=ss.MaxError(2))
+            ss.compress(task, config, target=ss.MaxError(2))
     with pytest.raises(ConfigError, match="expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got 2"):
-        ss.compress(task, CONFIG, target=2)  # type: ignore[arg-type]
+        ss.compress(task, CONFIG, target=2)  # type: ignore[call-overload]
 
 
 def test_the_result_records_the_target(tmp_path: Path) -> None:

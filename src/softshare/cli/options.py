@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from softshare.config.fields import help_of
 from softshare.config.text import HINTS, STAGES, parse, parse_rule
 from softshare.errors import ConfigError
 
@@ -46,8 +47,12 @@ def _with_options(
     command: Callable[..., None], names: Sequence[str], others: list[inspect.Parameter], panels: Mapping[str, str]
 ) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
-    fields = [(stage, field) for stage, kind in STAGES.items() for field in dataclasses.fields(kind)]
-    settings = [_parameter(field, panels[stage]) for stage, field in fields if field.name in names]
+    settings = [
+        _parameter(field, help_of(kind).get(field.name, ""), panels[stage])
+        for stage, kind in STAGES.items()
+        for field in dataclasses.fields(kind)
+        if field.name in names
+    ]
     parameters = []
     for own in signature.parameters.values():
         first = [p for p in settings if p.name in FIRST]
@@ -67,7 +72,7 @@ def _with_options(
     return wrapper
 
 
-def _parameter(field: dataclasses.Field[Any], panel: str) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[Any], help: str, panel: str) -> inspect.Parameter:
     hint = HINTS[field.name]
     kind = hint if hint in (int, float, bool) else str  # any other type is parsed from text
     flag = "rule" if field.name == "rules" else field.name.replace("_", "-")
@@ -75,7 +80,7 @@ def _parameter(field: dataclasses.Field[Any], panel: str) -> inspect.Parameter:
     choices = f" One of: {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
     option = typer.Option(
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
-        help=f"{field.metadata['help']}{choices}{default}",
+        help=f"{help}{choices}{default}",
         rich_help_panel=None if field.name in FIRST else panel,
         show_default=False,
         metavar=next((f"<{k.__name__}>" for k in (int, float) if k in typing.get_args(hint)), None),

@@ -32,7 +32,7 @@ from softshare._util.run_folder import (
 )
 from softshare.cli import tables
 from softshare.cli.console import console
-from softshare.cli.spared import Spared, spared
+from softshare.cli.spared import spared, spared_hook
 from softshare.cli.task_options import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
 from softshare.compressed import Compressed
@@ -136,7 +136,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
             checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every)
             compressed = compress_task(
-                task, config, [Spared(hook) for hook in hooks], target=target, checkpoint=checkpoint
+                task, config, [spared_hook(hook) for hook in hooks], target=target, checkpoint=checkpoint
             )
         except DivergedError as error:
             with spared(f"saving {LAST_GOOD}"):
@@ -201,7 +201,7 @@ def going_on() -> Iterator[None]:
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int, every: float = EVERY) -> None:
     checkpoint = Checkpoint(folder / PRETRAINING, every)
-    pretrain_(task, _schedule(name, seed), [Spared(ProgressBar("pre-train"))], checkpoint)
+    pretrain_(task, _schedule(name, seed), [spared_hook(ProgressBar("pre-train"))], checkpoint)
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
     checkpoint.remove()
 

@@ -1,64 +1,22 @@
-"""What watches or draws a run must not end it: an error there costs a message, never the network."""
+"""What watches or draws a run must not end it: on the command line, its errors are lines on the error stream."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
 
 from softshare.cli.console import console
-from softshare.errors import SoftShareError
-from softshare.prior.prior import MixturePrior
-from softshare.train.hooks import EpochRecord, Hook
+from softshare.train import spared as quietly
+from softshare.train.hooks import Hook
 
 
-@contextlib.contextmanager
-def spared(what: str, then: str = "The run goes on without it") -> Iterator[None]:
+def spared(what: str, then: str = "The run goes on without it") -> AbstractContextManager[None]:
     """Turn an error in the block into a message."""
-    try:
-        yield
-    except Exception as error:
-        kind = "" if isinstance(error, SoftShareError) else f"{type(error).__name__}: "
-        console(stderr=True).print(f"softshare: {what} failed ({kind}{error}). {then}", soft_wrap=True)
+    return quietly.spared(what, _say, then)
 
 
-class Spared(Hook):
-    """Calls a hook, and says once if it fails. The next call may succeed: a full disk is emptied, a folder is back."""
+def spared_hook(hook: Hook) -> Hook:
+    return quietly.Spared(hook, _say)
 
-    def __init__(self, hook: Hook) -> None:
-        self.hook = hook
-        self._is_said = False
 
-    def _call(self, method: Callable[[], None]) -> None:
-        if self._is_said:
-            with contextlib.suppress(Exception):
-                method()
-            return
-        self._is_said = True
-        with spared(type(self.hook).__name__):
-            method()
-            self._is_said = False
-
-    def on_prior(self, prior: MixturePrior | None) -> None:
-        self._call(lambda: self.hook.on_prior(prior))
-
-    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
-        self._call(lambda: self.hook.on_start(epochs, steps_per_epoch))
-
-    def on_step(self, epoch: int, step: int) -> None:
-        self._call(lambda: self.hook.on_step(epoch, step))
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self._call(lambda: self.hook.on_epoch(record))
-
-    def on_return(self, epoch: int) -> None:
-        self._call(lambda: self.hook.on_return(epoch))
-
-    def on_end(self) -> None:
-        self._call(self.hook.on_end)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.hook.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._call(lambda: self.hook.load_state_dict(state))
+def _say(text: str) -> None:
+    console(stderr=True).print(f"softshare: {text}", soft_wrap=True)

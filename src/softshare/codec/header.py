@@ -19,7 +19,7 @@ import torch
 
 from softshare.codec.symbols import MAX_CODEBOOK_VALUES
 from softshare.codec.wire import Reader, varint
-from softshare.config.stages import Codec
+from softshare.config.settings import Codec
 from softshare.errors import ModelError
 
 MAGIC = b"\x89SWS"  # 3.1

@@ -1,19 +1,33 @@
 """One frozen dataclass per stage, nested in `CompressConfig`. The options of the command line come from these fields.
 
-Field names are unique across the stages, so `--tau` needs no prefix. `--help` prints a field's `help`.
+Field names are unique across the stages, so `--tau` needs no prefix. `--help` prints the text below a field.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from softshare._util.schema import Versioned, require, require_types
+from softshare.config.fields import Range, option
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
+from softshare.config.settings import (
+    Backend,
+    CodebookDtype,
+    Codec,
+    Init,
+    Method,
+    Mixtures,
+    Names,
+    Optimizer,
+    RestDtype,
+    Rule,
+    Scaling,
+    Schedule,
+    Settings,
+)
 from softshare.errors import ConfigError
 
 MOST_LOOKS, FEWEST_LOOKS, STEPS_PER_LOOK = 30, 10, 200  # at a run whose length is in steps
@@ -25,126 +39,52 @@ WITHOUT_A_WIDTH = (
 )  # no effect while width is set
 
 
-@dataclass(frozen=True)
-class Range:
-    """Where a search looks for a number: from `low` to `high`, both included, evenly or evenly in the logarithm.
-
-    If both ends are whole numbers, so are the values between them.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-
-
-def option(default: Any, help: str, range: Range | dict[str, Range] | None = None) -> Any:
-    """A field. `softshare tune` searches it if it has a range; a hyper-prior has one for each of its two numbers."""
-    return field(default=default, metadata={"help": help, "range": range})
-
-
 _GAMMA_RANGE = {"std": Range(0.005, 0.1, log=True), "strength": Range(5.0, 500.0, log=True)}  # see `Gamma.from_std`
 _BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=True)}  # see `Beta.from_mode`
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Whether the tensors whose state-dict name matches the shell pattern are shared, kept unchanged, or dropped.
-
-    A dropped tensor is left out of the file. It must be frozen, and whoever loads the file must have it already.
-    """
-
-    pattern: str
-    share: bool = False
-    drop: bool = False
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require(not (self.share and self.drop), "rule", "share or drop", f"both for {self.pattern}")
-
-    def __str__(self) -> str:
-        return f"{'share' if self.share else 'drop' if self.drop else 'keep'}:{self.pattern}"
-
-    def matches(self, names: Iterable[str]) -> bool:
-        return any(fnmatchcase(name, self.pattern) for name in names)
-
-
-Mixtures = Literal["global", "layer"]
-Init = Literal["range", "quantile"]
-Schedule = Literal["constant", "cosine"]
-Optimizer = Literal["adam", "sgd"]
-Scaling = Literal["auto", "paper"]
-Backend = Literal["auto", "triton", "numba", "torch"]
-Method = Literal["auto", "exact", "table"]
-Codec = Literal["han", "adaptive"]
-CodebookDtype = Literal["auto", "float32", "float16", "bfloat16"]
-RestDtype = Literal["float32", "float16", "bfloat16"]
-Names = Literal["keep", "none"]
 
 
 @dataclass(frozen=True)
 class PriorConfig:
     """The mixture over the weights: components, initial values, hyper-priors and learning rates."""
 
-    mixtures: Mixtures = option("layer", "Use one mixture for each layer, or one for all weights, as in the paper.")
-    components: int = option(
-        4,
-        "Free components of a mixture, in addition to its zero component. The paper's one mixture has 16 (4.1).",
-        Range(2, 64, log=True),
-    )
-    init: Init = option(
-        "range",
-        "Initial means: evenly over the range of the weights, or at quantiles of equal probability (paper, 4.2).",
-    )
-    width: float | None = option(
-        0.45,
-        "Fixed standard deviation of every component, as a multiple of the root mean square of its weights before "
-        "retraining. With 'none' it is learned: it starts at init_std and follows the precision priors that are set.",
-        Range(0.25, 0.7, log=True),
-    )
-    init_std: float | None = option(
-        None,
-        "Initial standard deviation of every component, if width is 'none'. With 'none' it is the distance between "
-        "means that are spread evenly over the range of the weights.",
-        Range(0.02, 0.5, log=True),
-    )
-    zero_mixing: float = option(
-        0.999, "Mixing of the zero component (paper, 4.1). It is fixed, or the initial value if mixing_prior is set."
-    )
-    mixing_prior: Beta | Dirichlet | None = option(
-        None,
-        "Hyper-prior under which the mixing is learned: 'alpha=A,beta=B' (a Beta on the zero component) or "
-        "'zero=A,free=B' (a Dirichlet on all components). With 'none' the zero mixing is fixed.",
-        _BETA_RANGE,
-    )
-    zero_precision_prior: Gamma | None = option(
-        None,
-        "Gamma hyper-prior on the precision of the zero component, if width is 'none': 'alpha=A,beta=B', "
-        "'std=S,strength=K' or 'none'.",
-        _GAMMA_RANGE,
-    )
-    free_precision_prior: Gamma | None = option(
-        None, "Gamma hyper-prior on the precisions of the free components, in the same forms.", _GAMMA_RANGE
-    )
-    lr_means: float = option(3e-4, "Learning rate of the means (paper, 4.1).", Range(1e-4, 3e-3, log=True))
-    lr_log_vars: float = option(3e-3, "Learning rate of the log-variances (paper, 4.1).", Range(3e-4, 1e-2, log=True))
-    lr_mixing: float = option(5e-4, "Learning rate of the mixing logits (paper, 4.1).", Range(1e-4, 3e-3, log=True))
-    backend: Backend = option(
-        "auto",
-        "What computes the prior: 'triton' on a GPU, 'numba' on a CPU, 'torch' on both. 'auto' selects the fastest.",
-    )
-    method: Method = option(
-        "auto",
-        "How the prior is computed: exactly for each weight, or by interpolation in a table (docs/math.md bounds the "
-        "error). 'auto' uses a table if that is faster and its grid resolves every component.",
-    )
-    sample_one_in: int = option(
-        1, "Compute the prior in each training step on one weight in this many, and scale it up (paper, appendix C)."
-    )
-    rules: tuple[Rule, ...] = option(
-        (),
-        "Which tensors are shared, by name: any number of 'share:PATTERN', 'keep:PATTERN' and 'drop:PATTERN'. The "
-        "first match decides. A dropped tensor is left out of the file; it must be frozen.",
-    )
+    mixtures: Mixtures = option("layer")
+    """Use one mixture for each layer, or one for all weights, as in the paper."""
+    components: int = option(4, Range(2, 64, log=True))
+    """Free components of a mixture, in addition to its zero component. The paper's one mixture has 16 (4.1)."""
+    init: Init = option("range")
+    """Initial means: evenly over the range of the weights, or at quantiles of equal probability (paper, 4.2)."""
+    width: float | None = option(0.45, Range(0.25, 0.7, log=True))
+    """Fixed standard deviation of every component, as a multiple of the root mean square of its weights before
+    retraining. With 'none' it is learned: it starts at init_std and follows the precision priors that are set."""
+    init_std: float | None = option(None, Range(0.02, 0.5, log=True))
+    """Initial standard deviation of every component, if width is 'none'. With 'none' it is the distance between means
+    that are spread evenly over the range of the weights."""
+    zero_mixing: float = option(0.999)
+    """Mixing of the zero component (paper, 4.1). It is fixed, or the initial value if mixing_prior is set."""
+    mixing_prior: Beta | Dirichlet | None = option(None, _BETA_RANGE)
+    """Hyper-prior under which the mixing is learned: 'alpha=A,beta=B' (a Beta on the zero component) or 'zero=A,free=B'
+    (a Dirichlet on all components). With 'none' the zero mixing is fixed."""
+    zero_precision_prior: Gamma | None = option(None, _GAMMA_RANGE)
+    """Gamma hyper-prior on the precision of the zero component, if width is 'none': 'alpha=A,beta=B',
+    'std=S,strength=K' or 'none'."""
+    free_precision_prior: Gamma | None = option(None, _GAMMA_RANGE)
+    """Gamma hyper-prior on the precisions of the free components, in the same forms."""
+    lr_means: float = option(3e-4, Range(1e-4, 3e-3, log=True))
+    """Learning rate of the means (paper, 4.1)."""
+    lr_log_vars: float = option(3e-3, Range(3e-4, 1e-2, log=True))
+    """Learning rate of the log-variances (paper, 4.1)."""
+    lr_mixing: float = option(5e-4, Range(1e-4, 3e-3, log=True))
+    """Learning rate of the mixing logits (paper, 4.1)."""
+    backend: Backend = option("auto")
+    """What computes the prior: 'triton' on a GPU, 'numba' on a CPU, 'torch' on both. 'auto' selects the fastest."""
+    method: Method = option("auto")
+    """How the prior is computed: exactly for each weight, or by interpolation in a table (docs/math.md bounds the
+    error). 'auto' uses a table if that is faster and its grid resolves every component."""
+    sample_one_in: int = option(1)
+    """Compute the prior in each training step on one weight in this many, and scale it up (paper, appendix C)."""
+    rules: tuple[Rule, ...] = option(())
+    """Which tensors are shared, by name: any number of 'share:PATTERN', 'keep:PATTERN' and 'drop:PATTERN'. The first
+    match decides. A dropped tensor is left out of the file; it must be frozen."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -168,56 +108,37 @@ class PriorConfig:
 class RetrainConfig:
     """Retraining under the prior."""
 
-    steps: int = option(
-        6000,
-        "Length of the run in optimizer steps, over as many passes as that takes or a part of one.",
-        Range(3000, 12000),
-    )
-    epochs: int | None = option(
-        None, "Length of the run in passes over the training data, in place of steps.", Range(15, 60)
-    )
-    tau: float = option(
-        0.03,
-        "Weight of the prior in the loss (paper, 4.1). It does not depend on the batch size.",
-        Range(1e-3, 0.2, log=True),
-    )
-    scaling: Scaling = option(
-        "auto",
-        "What tau is relative to. 'auto': the loss in units that the task itself gives, so that one tau suits any data "
-        "set, loss and network. 'paper': the loss in nats, summed over all training examples (4.1).",
-    )
-    tau_warmup: float = option(0.6, "Share of the run over which tau rises linearly from 0.", Range(0.0, 0.9))
-    lr_weights: float = option(
-        1e-3,
-        "Learning rate of the weights. The paper takes about that of the pre-training (4.1).",
-        Range(3e-4, 3e-3, log=True),
-    )
-    optimizer: Optimizer = option(
-        "adam", "Optimizer of the network. 'sgd' has a Nesterov momentum of 0.9. The mixtures always use Adam."
-    )
-    weight_decay: float = option(0.0, "Weight in the loss of half the sum of squares of all parameters.")
-    schedule: Schedule = option("cosine", "Whether all learning rates stay constant, or fall to 0 along a cosine.")
-    hard_from: float = option(
-        0.2,
-        "Share of the run after which the network trains on quantized weights. With 1 it never does.",
-        Range(0.05, 0.5),
-    )
-    zeroing: float = option(
-        1.0,
-        "After each epoch or look on quantized weights, zero a weight if it adds less to the loss (by curvature) than "
-        "this times what tau charges for its bits. With 0 no weight is zeroed.",
-        Range(0.01, 10.0, log=True),
-    )
-    distill: float = option(
-        0.0,
-        "Share of the loss that is the divergence from a teacher, the network before compression. 0 uses no teacher.",
-    )
-    seed: int = option(0, "Seed of everything random in the run.")
-    capture: bool = option(
-        False,
-        "Replay training steps from a CUDA graph. Small networks then train several times faster on a GPU. All batches "
-        "of one shape must take the same path through the network.",
-    )
+    steps: int = option(6000, Range(3000, 12000))
+    """Length of the run in optimizer steps, over as many passes as that takes or a part of one."""
+    epochs: int | None = option(None, Range(15, 60))
+    """Length of the run in passes over the training data, in place of steps."""
+    tau: float = option(0.03, Range(1e-3, 0.2, log=True))
+    """Weight of the prior in the loss (paper, 4.1). It does not depend on the batch size."""
+    scaling: Scaling = option("auto")
+    """What tau is relative to. 'auto': the loss in units that the task itself gives, so that one tau suits any data
+    set, loss and network. 'paper': the loss in nats, summed over all training examples (4.1)."""
+    tau_warmup: float = option(0.6, Range(0.0, 0.9))
+    """Share of the run over which tau rises linearly from 0."""
+    lr_weights: float = option(1e-3, Range(3e-4, 3e-3, log=True))
+    """Learning rate of the weights. The paper takes about that of the pre-training (4.1)."""
+    optimizer: Optimizer = option("adam")
+    """Optimizer of the network. 'sgd' has a Nesterov momentum of 0.9. The mixtures always use Adam."""
+    weight_decay: float = option(0.0)
+    """Weight in the loss of half the sum of squares of all parameters."""
+    schedule: Schedule = option("cosine")
+    """Whether all learning rates stay constant, or fall to 0 along a cosine."""
+    hard_from: float = option(0.2, Range(0.05, 0.5))
+    """Share of the run after which the network trains on quantized weights. With 1 it never does."""
+    zeroing: float = option(1.0, Range(0.01, 10.0, log=True))
+    """After each epoch or look on quantized weights, zero a weight if it adds less to the loss (by curvature) than this
+    times what tau charges for its bits. With 0 no weight is zeroed."""
+    distill: float = option(0.0)
+    """Share of the loss that is the divergence from a teacher, the network before compression. 0 uses no teacher."""
+    seed: int = option(0)
+    """Seed of everything random in the run."""
+    capture: bool = option(False)
+    """Replay training steps from a CUDA graph. Small networks then train several times faster on a GPU. All batches of
+    one shape must take the same path through the network."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -259,9 +180,8 @@ class RetrainConfig:
 class MergeConfig:
     """Merging of components that have become similar."""
 
-    merge_threshold: float = option(
-        0.01, "Merge components whose symmetric KL divergence is below this, in nats (paper, 4.3)."
-    )
+    merge_threshold: float = option(0.01)
+    """Merge components whose symmetric KL divergence is below this, in nats (paper, 4.3)."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -272,9 +192,8 @@ class MergeConfig:
 class SimplifyConfig:
     """Changes to the weights that keep the function of the network."""
 
-    symmetries: bool = option(
-        True, "Drop hidden units that have no effect, and reorder the others to make the file as small as possible."
-    )
+    symmetries: bool = option(True)
+    """Drop hidden units that have no effect, and reorder the others to make the file as small as possible."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -284,24 +203,16 @@ class SimplifyConfig:
 class EncodeConfig:
     """How the file is written."""
 
-    codec: Codec = option(
-        "adaptive",
-        "Coder of the shared weights. 'adaptive' learns where the non-zero weights are. 'han' is the paper's format "
-        "(appendix A).",
-    )
-    codebook_dtype: CodebookDtype = option(
-        "auto",
-        "Precision of the codebook. 'auto' is float16, or float32 if a value is outside the normal range of float16.",
-    )
-    rest_dtype: RestDtype = option(
-        "float32",
-        "Precision in which the floating-point tensors that are not shared are stored. A tensor with a value that "
-        "would become 0 keeps its own.",
-    )
-    names: Names = option(
-        "keep",
-        "Whether the file has names and shapes. 'none' leaves them out, for a receiver who has the network's code.",
-    )
+    codec: Codec = option("adaptive")
+    """Coder of the shared weights. 'adaptive' learns where the non-zero weights are. 'han' is the paper's format
+    (appendix A)."""
+    codebook_dtype: CodebookDtype = option("auto")
+    """Precision of the codebook. 'auto' is float16, or float32 if a value is outside the normal range of float16."""
+    rest_dtype: RestDtype = option("float32")
+    """Precision in which the floating-point tensors that are not shared are stored. A tensor with a value that would
+    become 0 keeps its own."""
+    names: Names = option("keep")
+    """Whether the file has names and shapes. 'none' leaves them out, for a receiver who has the network's code."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -366,11 +277,12 @@ class CompressConfig(Versioned):
     def seed(self) -> int:
         return self.retrain.seed
 
-    def override(self, **values: Any) -> CompressConfig:
+    def override(self, **settings: Unpack[Settings]) -> CompressConfig:
         """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`.
 
         Of the two ways to say the length of the run, the one named replaces the other.
         """
+        values: dict[str, Any] = {**settings}
         if values.get("epochs") is not None and "steps" in values:
             raise ConfigError(f"expected steps or epochs, got both: {values['steps']} and {values['epochs']}")
         if "steps" in values:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from softshare._util.schema import from_plain
+from softshare.config.fields import help_of
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
-from softshare.config.stages import CompressConfig, Rule
+from softshare.config.settings import Rule
+from softshare.config.stages import CompressConfig
 from softshare.errors import ConfigError
 
 STAGES: dict[str, Any] = {
@@ -100,7 +102,7 @@ def _lines(config: CompressConfig) -> Iterator[str]:
     for stage, kind in STAGES.items():
         yield from ("", *_comment(kind.__doc__.partition("\n\n")[0]), f"[{stage}]")
         for field in dataclasses.fields(kind):
-            yield from _comment(field.metadata["help"] + _choices(field.name))
+            yield from _comment(help_of(kind).get(field.name, "") + _choices(field.name))
             line = f"{field.name} = {_toml(getattr(getattr(config, stage), field.name))}"
             replaced = field.name == "steps" and config.retrain.epochs  # a file gives one length
             yield f"# {line}" if replaced else line

@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softshare._util.files import write_atomic
+from softshare._util.printable import printable
 from softshare.codec import encode, header
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import EncodeConfig, Rule
 from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized, with_norms
 from softshare.errors import ConfigError, ModelError
 from softshare.network.checkpoint import Checkpoint, magnitudes_of, open_checkpoint
+from softshare.network.wrapped import unwrapped
 from softshare.prior.mixture import Mixture
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
@@ -44,29 +46,86 @@ class FittedWeights:
     data: bytes = field(repr=False)  # the file
 
     @property
+    def n_weights(self) -> int:
+        """Values in the file. A tied tensor counts once."""
+        return self.quantized.n_shared + sum(t.numel() for t in self.quantized.rest.values())
+
+    @property
     def bits_per_weight(self) -> float:
         """The bits of the whole file over the number of values in it."""
-        n = self.quantized.n_shared + sum(t.numel() for t in self.quantized.rest.values())
-        return 8 * len(self.data) / n
+        return 8 * len(self.data) / self.n_weights
+
+    @property
+    def original_bytes(self) -> int:
+        """The size of the same tensors before, each in its own precision."""
+        shared = sum(t.indices.numel() * t.dtype.itemsize for t in self.quantized.shared)
+        return shared + sum(t.numel() * t.element_size() for t in self.quantized.rest.values())
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the file is."""
+        return self.original_bytes / len(self.data)
+
+    def __repr__(self) -> str:
+        return f"<FittedWeights: {self._sizes()}>"
+
+    def _sizes(self) -> str:
+        return f"{len(self.data):,} bytes, {self.ratio:.1f} times smaller, {self.bits_per_weight:.2f} bits a weight"
+
+    def summary(self) -> str:
+        """The sizes, and the tensor with the largest error:
+
+        print(softshare.quantize(model, bits=4).summary())
+        """
+        worst = max(self.errors, key=lambda name: self.errors[name])
+        n_kept = sum(t.numel() for t in self.quantized.rest.values())
+        return "\n".join(
+            [
+                f"{self._sizes()}. Nothing was trained, and no data were seen: try it before you use it.",
+                f"  before   {self.original_bytes:,} bytes, {self.n_weights:,} weights",
+                f"  shared   {self.quantized.n_shared:,} weights in {len(self.errors)} tensors",
+                f"  kept     {n_kept:,} weights as they were",
+                f"  error    at most {100 * self.errors[worst]:.2g}% of the weights' root mean square, in "
+                f"{printable(worst)}",
+            ]
+        )
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the file, whole or not at all, and return its size in bytes."""
         return write_atomic(path, self.data)
 
 
-def compress_weights(
-    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a file of safetensors or torch.save, or a state dict
+def quantize(
+    source: str | os.PathLike[str] | Mapping[str, Tensor] | nn.Module,
     *,
-    bits: float | None = None,  # per weight, at most, over the whole file
-    weight_error: float | None = None,  # at most, of each shared tensor, relative to its weights' root mean square
+    bits: float | None = None,
+    weight_error: float | None = None,
     rules: Sequence[Rule] = (),
     config: EncodeConfig = _DEFAULTS,
 ) -> FittedWeights:
-    """Quantize a checkpoint by mixtures fitted to its weights alone. Give `bits` or `weight_error` (default: 0.05).
+    """Quantize a network by mixtures fitted to its weights alone, without data:
 
-    Floating-point tensors of at least two dimensions are shared, unless a rule says otherwise. The first rule that
-    matches decides. A file is read tensor by tensor and is never in memory as a whole.
+        softshare.quantize(model, bits=4).save("model.sws")
+
+    Floating-point tensors of at least two dimensions are shared, unless a rule says otherwise. A file is read tensor by
+    tensor and is never in memory as a whole. `compress_weights` is another name of this function.
+
+    Args:
+        source: a network, its state dict, or a file of safetensors or `torch.save`.
+        bits: per weight, at most, over the whole file.
+        weight_error: at most, of each shared tensor, relative to the root mean square of its weights. Give this or
+            `bits`; the default is 0.05.
+        rules: which tensors are shared or kept. The first that matches decides.
+        config: how the file is written.
+
+    Returns:
+        The quantized weights and their file, with `save` and `summary`.
     """
+    if isinstance(source, nn.Module):
+        source = unwrapped(source).state_dict()
+    elif not isinstance(source, str | os.PathLike | Mapping):
+        kind = type(source).__name__
+        raise ConfigError(f"quantize: expected a torch.nn.Module, a state dict or the path of a file, got {kind}")
     if bits is not None and weight_error is not None:
         raise ConfigError("expected bits or weight_error, got both; give one of them")
     if bits is not None and not 0 < bits < math.inf:
@@ -86,6 +145,9 @@ def compress_weights(
     header.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
     work = _Work(checkpoint, config)
     return work.by_bits(bits) if bits is not None else work.by_error(ERROR if weight_error is None else weight_error)
+
+
+compress_weights = quantize
 
 
 class _Work:

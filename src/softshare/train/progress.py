@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,8 +17,18 @@ from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
 
 
+def shows_progress(console: Console) -> bool:
+    """Whether someone is likely to look: in a terminal or in a notebook."""
+    return console.is_terminal or console.is_jupyter
+
+
+def _has_bars(console: Console) -> bool:
+    """A bar in a notebook is a widget."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 class ProgressBar(Hook):
-    """A rich progress bar. If the output is not a terminal, it prints a line every tenth of the run."""
+    """A rich progress bar. Where there is none, it prints a line every tenth of the run."""
 
     def __init__(self, title: str, console: Console | None = None, metric: Metric | None = None) -> None:
         self.title, self.console = title, console or Console(stderr=True, emoji=False)
@@ -34,7 +45,7 @@ class ProgressBar(Hook):
             self._first, self._runs = None, self._runs + 1
         self._goes_on = False
         self._name = self.title + (f", run {self._runs}" if self._runs > 1 else "")
-        if self.console.is_terminal:
+        if _has_bars(self.console):
             columns = (
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),

@@ -18,7 +18,8 @@ import softshare as ss
 from softshare.codec import decode
 from softshare.compressed import Compressed
 from softshare.config import EncodeConfig, RetrainConfig, Rule
-from softshare.config.stages import Codec
+from softshare.config.fields import help_of
+from softshare.config.settings import Codec
 from softshare.errors import ConfigError, ModelError
 from softshare.network.weights import WeightView
 from softshare.paper.baselines import (
@@ -573,7 +574,7 @@ def test_unusable_settings_are_refused() -> None:
 
 def test_every_option_has_a_help() -> None:
     kinds: tuple[Any, ...] = (PruneConfig, SurgeryConfig, ShareConfig, TrainConfig)
-    assert all(f.metadata["help"].endswith(".") for kind in kinds for f in dataclasses.fields(kind))
+    assert all(help_of(kind)[f.name].endswith(".") for kind in kinds for f in dataclasses.fields(kind))
 
 
 # On a GPU

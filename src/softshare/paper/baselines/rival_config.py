@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 
 from softshare._util.schema import Versioned, require, require_types
 from softshare.config import EncodeConfig, RetrainConfig, Rule
-from softshare.config.stages import Schedule, option
+from softshare.config.fields import option
+from softshare.config.settings import Schedule
 from softshare.errors import ConfigError
 
 
@@ -41,13 +42,16 @@ def value_of(layer: str, values: Sequence[LayerValue], default: float) -> float:
 class TrainConfig:
     """What all phases of a baseline's training have in common."""
 
-    lr_weights: float = option(1e-3, "Learning rate of Adam while pruning.")
-    schedule: Schedule = option("cosine", "Learning rate of a phase: 'constant', or 'cosine', which falls to 0.")
-    l2: float = option(
-        0.0, "Weight of half the sum of squared weights in the loss (both papers decay by 5e-4, in SGD)."
-    )
-    seed: int = option(0, "Seed of everything random in the run.")
-    capture: bool = option(False, "Capture the training steps into CUDA graphs; see RetrainConfig.")
+    lr_weights: float = option(1e-3)
+    """Learning rate of Adam while pruning."""
+    schedule: Schedule = option("cosine")
+    """Learning rate of a phase: 'constant', or 'cosine', which falls to 0."""
+    l2: float = option(0.0)
+    """Weight of half the sum of squared weights in the loss (both papers decay by 5e-4, in SGD)."""
+    seed: int = option(0)
+    """Seed of everything random in the run."""
+    capture: bool = option(False)
+    """Capture the training steps into CUDA graphs; see RetrainConfig."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -70,10 +74,14 @@ class TrainConfig:
 class PruneConfig:
     """Iterative magnitude pruning (Han et al. 2015). Layers without a value of their own take `quality`."""
 
-    quality: float = option(1.5, "Prune a weight below this many standard deviations of its layer's weights.")
-    qualities: tuple[LayerValue, ...] = option((), "The same for single layers, first match wins.")
-    rounds: int = option(4, "Rounds of pruning and retraining; the quality rises to its value in equal steps.")
-    round_epochs: int = option(10, "Passes over the training data after each pruning.")
+    quality: float = option(1.5)
+    """Prune a weight below this many standard deviations of its layer's weights."""
+    qualities: tuple[LayerValue, ...] = option(())
+    """The same for single layers, first match wins."""
+    rounds: int = option(4)
+    """Rounds of pruning and retraining; the quality rises to its value in equal steps."""
+    round_epochs: int = option(10)
+    """Passes over the training data after each pruning."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -87,13 +95,20 @@ class PruneConfig:
 class SurgeryConfig:
     """Dynamic network surgery (Guo et al. 2016). Layers without a value of their own take `c_rate`."""
 
-    c_rate: float = option(1.0, "c in the threshold, mean + c * std of a layer's |w|.")
-    c_rates: tuple[LayerValue, ...] = option((), "The same for single layers, first match wins.")
-    margin: float = option(0.1, "Half of the gap between pruning and splicing, as a share of the threshold.")
-    decay: float = option(1e-4, "gamma in the probability of surgery at an iteration, (1 + gamma * i)^-power.")
-    power: float = option(1.0, "The power in that probability.")
-    surgery_epochs: int = option(40, "Passes over the training data with surgery.")
-    settle_epochs: int = option(10, "Passes after surgery, with fixed masks; 0: none.")
+    c_rate: float = option(1.0)
+    """c in the threshold, mean + c * std of a layer's |w|."""
+    c_rates: tuple[LayerValue, ...] = option(())
+    """The same for single layers, first match wins."""
+    margin: float = option(0.1)
+    """Half of the gap between pruning and splicing, as a share of the threshold."""
+    decay: float = option(1e-4)
+    """gamma in the probability of surgery at an iteration, (1 + gamma * i)^-power."""
+    power: float = option(1.0)
+    """The power in that probability."""
+    surgery_epochs: int = option(40)
+    """Passes over the training data with surgery."""
+    settle_epochs: int = option(10)
+    """Passes after surgery, with fixed masks; 0: none."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -109,10 +124,14 @@ class SurgeryConfig:
 class ShareConfig:
     """k-means weight sharing (Han et al. 2016, section 3)."""
 
-    conv_bits: int = option(8, "A convolution's weights share 2^bits values beside zero (published: 8).")
-    fc_bits: int = option(5, "The same for all other layers (published: 5, and 6 for LeNet-300-100).")
-    share_epochs: int = option(5, "Passes that fine-tune the centroids while the assignment is fixed; 0: none.")
-    lr_centroids: float = option(1e-4, "Learning rate of the centroids, and of tensors that are not shared.")
+    conv_bits: int = option(8)
+    """A convolution's weights share 2^bits values beside zero (published: 8)."""
+    fc_bits: int = option(5)
+    """The same for all other layers (published: 5, and 6 for LeNet-300-100)."""
+    share_epochs: int = option(5)
+    """Passes that fine-tune the centroids while the assignment is fixed; 0: none."""
+    lr_centroids: float = option(1e-4)
+    """Learning rate of the centroids, and of tensors that are not shared."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -129,7 +148,8 @@ class _MethodConfig(Versioned):
     train: TrainConfig = field(default_factory=TrainConfig)
     share: ShareConfig = field(default_factory=ShareConfig)
     encode: EncodeConfig = field(default_factory=EncodeConfig)
-    rules: tuple[Rule, ...] = option((), "Ordered name rules of the tensors to compress, first match wins.")
+    rules: tuple[Rule, ...] = option(())
+    """Ordered name rules of the tensors to compress, first match wins."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -144,9 +164,8 @@ class DeepCompressionConfig(_MethodConfig):
     """Deep Compression, stage by stage."""
 
     prune: PruneConfig = field(default_factory=PruneConfig)
-    compress_biases: bool = option(
-        False, "Prune and share biases like weights. The paper does neither, and its tables leave them out."
-    )
+    compress_biases: bool = option(False)
+    """Prune and share biases like weights. The paper does neither, and its tables leave them out."""
 
 
 @dataclass(frozen=True)
