@@ -31,9 +31,9 @@ LOSS = Metric("loss", "")
 
 
 class History:
-    """One record per look. A validation may come after its look, so a record is made known when the next step begins.
+    """One record per look. A validation may come after its look, so hooks see the record when the next step begins.
 
-    A film for the report is taken beside it.
+    The film for the report is taken at once.
     """
 
     def __init__(
@@ -79,15 +79,16 @@ class History:
         now, mean = time.perf_counter(), math.nan if self._sum is None else float(self._sum) / self._n
         with suppress(NotANumberError):  # the end of the run says so
             self._waiting = record_of(self.prior, len(self.records), now - self._started, tau, mean, math.nan)
+            self.hooks[0].on_epoch(self._waiting)
         self._started, self._sum, self._n = now, None, 0
 
     def tell_(self) -> None:
-        """Make the last record known, with the last validation."""
+        """Show the last record to the user's hooks, with the last validation."""
         if self._waiting is None:
             return
         record = dataclasses.replace(self._waiting, validation_error=self._validated)
         self._waiting, self.records = None, (*self.records, record)
-        for hook in self.hooks:
+        for hook in self.hooks[1:]:
             hook.on_epoch(record)
 
     def film(self, compressed: Compressed) -> bytes:
