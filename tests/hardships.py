@@ -31,7 +31,7 @@ QUANTIZE = "quantize weights.safetensors --bits 4 --out OUT/model.sws"
 FILE = ("model.sws",)
 ENDED = (0, 1, 2, 3)  # exit statuses of a command that came to its own end
 NAMED = ("run/model.sws", "run/retrained.safetensors", "run/pretrained.safetensors")  # the same in every whole run
-PATIENCE = 120  # seconds
+PATIENCE = 600  # seconds
 
 Tallies = dict[str, Counter[str]]
 
