@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.demo-ready
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 TOOLS_READY := $(VENV)/.tools-ready
@@ -17,7 +18,7 @@ help:  ## Show this list
 
 install: $(READY)  ## Set up .venv, with every version and hash that locks/ names
 
-demo: $(READY)  ## Set up .venv and run the whole route on LeNet-300-100 and MNIST; the run is left in runs/demo
+demo: $(DEMO_READY)  ## Set up .venv with what a run needs, and run the whole route on LeNet-300-100 and MNIST; the run is left in runs/demo
 	$(BIN)/softshare demo --out runs/demo --overwrite
 
 fast: $(READY)  ## Every module in under a minute: the tests that are not slow and need no GPU and no browser
@@ -59,7 +60,8 @@ results: $(READY)  ## Measure every file in results/ anew, then write docs/resul
 
 lock: $(TOOLS_READY)  ## Write locks/ anew from pyproject.toml; with UPGRADE=--upgrade, to the newest versions
 	$(COMPILE) pyproject.toml --extra dev --extra bench --group build --output-file locks/dev.txt
-	$(COMPILE) pyproject.toml --constraint locks/dev.txt --output-file locks/run.txt
+	$(COMPILE) --no-emit-package triton pyproject.toml --constraint locks/dev.txt --output-file locks/run.txt
+	$(COMPILE) --no-emit-package triton pyproject.toml --constraint locks/dev.txt --extra report --group build --output-file locks/demo.txt
 	$(COMPILE) pyproject.toml --constraint locks/dev.txt --extra docs --output-file locks/docs.txt
 	$(COMPILE) --constraint locks/dev.txt --group tools --output-file locks/tools.txt
 
@@ -75,12 +77,16 @@ dist: $(TOOLS_READY)  ## Build the wheel and the sdist into dist/, with a bill o
 clean:  ## Remove the virtual environment and caches; runs/ is kept
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(READY): pyproject.toml locks/dev.txt locks/torch.txt
+$(DEMO_READY): pyproject.toml locks/demo.txt locks/torch.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5) and "softshare needs Python 3.11.5 or newer to develop: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(LOCKED) --requirement locks/dev.txt
+	$(LOCKED) --requirement locks/demo.txt
 	$(BIN)/python -m pip install --quiet --requirement locks/torch.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(READY): $(DEMO_READY) locks/dev.txt
+	$(LOCKED) --requirement locks/dev.txt
 	touch $@
 
 $(DOCS_READY): $(READY) locks/docs.txt
@@ -91,7 +97,7 @@ $(TOOLS_READY): $(READY) locks/tools.txt
 	$(LOCKED) --requirement locks/tools.txt
 	touch $@
 
-# torch comes by its own pin, and a build of it for CUDA brings these, which nothing else needs.
+# torch comes by its own pin, and a build of it for CUDA brings these, which nothing else needs; nor triton, but for tests.
 CUDA := cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 \
 	cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \

@@ -31,7 +31,7 @@ QUANTIZE = "quantize weights.safetensors --bits 4 --out OUT/model.sws"
 FILE = ("model.sws",)
 ENDED = (0, 1, 2, 3)  # exit statuses of a command that came to its own end
 NAMED = ("run/model.sws", "run/retrained.safetensors", "run/pretrained.safetensors")  # the same in every whole run
-PATIENCE = 120  # seconds
+PATIENCE = 600  # seconds
 
 Tallies = dict[str, Counter[str]]
 
@@ -67,14 +67,14 @@ def run(words: str, folder: Path, out: str = ".", more: str = "") -> tuple[int |
         )
     except subprocess.TimeoutExpired:
         return None, "did not end"
-    return ended.returncode, ended.stdout + ended.stderr
+    return ended.returncode, (ended.stdout + ended.stderr)[-1000:]
 
 
 def wrong(status: int | None, said: str) -> str:
     """What is lost by the way that a command ended, if it is."""
     if status not in ENDED:
         return f"lost: exit status {status}"
-    return "lost: traceback" if "Traceback" in said else ""
+    return "lost: traceback" if 'File "' in said else ""
 
 
 # A disk that fills

@@ -43,7 +43,7 @@ def test_every_package_but_torch_has_hashes_and_no_place_is_named(path: Path) ->
 
 
 def test_the_locks_agree_with_each_other() -> None:
-    assert [path.stem for path in LOCKS] == ["dev", "docs", "run", "tools", "torch"]
+    assert [path.stem for path in LOCKS] == ["demo", "dev", "docs", "run", "tools", "torch"]
     versions: dict[str, set[str]] = {}
     for path in LOCKS:
         for (name, marker), values in pins(path).items():
@@ -57,6 +57,7 @@ def test_every_dependency_is_locked() -> None:
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     wanted = {
         "run": project["project"]["dependencies"],
+        "demo": [*project["project"]["dependencies"], *extras["report"], *groups["build"]],
         "dev": [*(r for name in extras if name != "docs" for r in extras[name]), *groups["build"]],
         "docs": extras["docs"],
         "tools": groups["tools"],

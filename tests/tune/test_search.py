@@ -421,6 +421,15 @@ def test_an_error_of_the_users_ends_the_search_and_its_trial_does_not_count(tmp_
     assert len(tune(job(tmp_path), StudyConfig(2, error_bound=100.0))) == 2
 
 
+@pytest.mark.parametrize("name", [".lock", "study.db"])
+def test_a_link_in_place_of_the_studys_own_files_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="found a symbolic link"):
+        tune(job(tmp_path / "s"), StudyConfig(1))
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_network_that_cannot_be_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object, **kwargs: object) -> Result:
         raise RuntimeError("no memory")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from softshare._util.files import read_bytes
+from softshare._util.files import read_bytes, require_plain
 from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, output_folder
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
@@ -100,6 +100,8 @@ def tune(
     require_inside(job.config, job.space)
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
+    for name in (LOCK, STUDY):
+        require_plain(job.folder / name)
     lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
     with quiet(), contextlib.ExitStack() as stack:
         with lock:  # the first process prepares, the others wait for it
