@@ -113,6 +113,7 @@ class History:
             "waiting": self._waiting and vars(self._waiting),
             "filters": self.filters,
             "validated": self._validated,
+            "losses": (self._sum, self._n),
             "hooks": [hook.state_dict() for hook in self.hooks],
         }
 
@@ -120,5 +121,6 @@ class History:
         self.records = tuple(EpochRecord(**record) for record in state["records"])
         self._waiting = state["waiting"] and EpochRecord(**state["waiting"])
         self.filters, self._validated = state["filters"], state["validated"]
+        self._sum, self._n = state["losses"]
         for hook, own in zip(self.hooks, state["hooks"], strict=False):  # the user may give other hooks now
             hook.load_state_dict(own)
