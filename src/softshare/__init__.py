@@ -109,7 +109,6 @@ __all__ = [
     "Task",
     "WithinNoise",
     "compress",
-    "compress_weights",
     "export_onnx",
     "hard_step",
     "inspect",
