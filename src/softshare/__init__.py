@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         RetrainConfig,
         Rule,
     )
-    from softshare.datafree.compress_weights import FittedWeights, compress_weights, quantize
+    from softshare.datafree.compress_weights import FittedWeights, quantize
+    from softshare.datafree.compress_weights import compress_weights as compress_weights  # another name of quantize
     from softshare.errors import SoftShareError
     from softshare.export import export_onnx, load_sparse
     from softshare.loaders import task_from_loaders as task_from_loaders  # for `Task.from_loaders`
@@ -109,7 +110,6 @@ __all__ = [
     "Task",
     "WithinNoise",
     "compress",
-    "compress_weights",
     "export_onnx",
     "hard_step",
     "inspect",

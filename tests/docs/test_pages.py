@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 from pathlib import Path
@@ -30,6 +31,7 @@ FILES = {  # what the Python of a page leaves behind
     DOCS / "integrations.md": ["lightning.sws", "bert.sws", "small-bert/model.sws"],
     DOCS / "own-network.md": ["model.sws", "small.sws", "head.sws", "own_loop.sws"],
     DOCS / "tuning.md": [],
+    DOCS / "which-way.md": ["model.sws", "quantized.sws", "lightning.sws", "bert.sws", "own_loop.sws"],
 }
 SHORT = softshare.CompressConfig().override(steps=600)  # where a page has the defaults, to be quick
 GOES_ON = {DOCS / "tuning.md": DOCS / "own-network.md"}  # its blocks use the task and the config of that page
@@ -62,14 +64,20 @@ def test_python_runs_in_order_as_printed(page: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     made: list[softshare.Compressed] = []
 
-    def noting(task: Any, config: Any = SHORT, **kwargs: Any) -> softshare.Compressed:
-        made.append(compress(task, config, **kwargs))
+    def noting(*args: Any, **kwargs: Any) -> softshare.Compressed:
+        if isinstance(args[0], nn.Module) or len(args) == 1:
+            kwargs.setdefault("config", SHORT)
+        made.append(compress(*args, **kwargs))
         return made[-1]
 
     compress = softshare.compress
     monkeypatch.setattr(softshare, "compress", noting)
     before = blocks("python", GOES_ON[page].read_text())[:2] if page in GOES_ON else []
-    namespace: dict[str, Any] = {"__name__": "page"} | (trained_network() if page.name == "README.md" else {})
+    namespace: dict[str, Any] = {"__name__": "page"}
+    if page.name in ("README.md", "which-way.md"):
+        namespace |= trained_network()
+    if page.name == "which-way.md":
+        namespace |= trainers_things(namespace["model"], tmp_path)
     for block in [*before, *blocks("python", page.read_text())]:
         exec(compile(block, name(page), "exec"), namespace)
     for file in FILES[page]:
@@ -100,6 +108,35 @@ def trained_network() -> dict[str, Any]:
         loss_fn(model(inputs), labels).backward()
         optimizer.step()
     return {"model": model, "train_loader": loaders[0], "val_loader": loaders[1], "loss_fn": loss_fn}
+
+
+def trainers_things(network: nn.Module, folder: Path) -> dict[str, Any]:
+    """What the readers have who use Lightning or a `Trainer`."""
+    import pytorch_lightning as pl
+    from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = copy.deepcopy(network)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    words = torch.randint(100, (640, 8))
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertForSequenceClassification(BertConfig(vocab_size=100, max_position_embeddings=8, **size))
+    arguments = TrainingArguments(
+        str(folder / "bert"), num_train_epochs=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    examples = [{"input_ids": row, "labels": int(row.sum() > 400)} for row in words]
+    return {"module": Module(), "bert": bert, "arguments": arguments, "examples": examples}
 
 
 def test_the_task_of_a_page_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
