@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,21 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         assert str(error.value).startswith(str(tmp_path / name))
     with pytest.raises(ConfigError, match="cannot read"):
         load_checkpoint(tmp_path / "missing.pt")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, is_zip: bool) -> None:
+    file, rng = saved(tmp_path, make_net().state_dict(), _use_new_zipfile_serialization=is_zip), random.Random(0)
+    whole = file.read_bytes()
+    refused = 0
+    for _ in range(200):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 2, 8])):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        file.write_bytes(data)
+        try:
+            load_checkpoint(file)
+        except FormatError as error:
+            assert str(file) in str(error)
+            refused += 1
+    assert refused

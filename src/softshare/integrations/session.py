@@ -116,7 +116,7 @@ class Sharing:
             self._load(state)
         elif self._short:
             warnings.warn(self._short, stacklevel=2)
-        self.history = History(model, self.prior, hooks, looks, max(1, length // looks), state and state["history"])
+        self.history = History(model, self.prior, hooks, looks, max(1, length // looks), state and state.get("history"))
 
     def _keep_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the first batch, on which the outputs of the network are compared at the end."""
