@@ -40,14 +40,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=20, help="sizes of a disk that fills (default: 20)")
     parser.add_argument("--pairs", type=int, default=50, help="of runs in one folder (default: 50)")
+    parser.add_argument(
+        "--links", default="all", help="the command to put links and devices in the way of, or none (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     options = parser.parse_args()
     tallies: Tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         if os.geteuid() == 0 and options.points:
             tallies |= full_disks(Path(folder) / "disk", options.points)
-        tallies |= pairs(Path(folder) / "pairs", options.pairs, random.Random(options.seed))
-        tallies |= in_the_way(Path(folder) / "way")
+        if options.pairs:
+            tallies |= pairs(Path(folder) / "pairs", options.pairs, random.Random(options.seed))
+        if options.links != "none":
+            tallies |= in_the_way(Path(folder) / "way", options.links)
     say(f"{'trouble':44}{'tries':>6}  outcomes")
     for name, tally in tallies.items():
         say(f"{name:44}{tally.total():>6}  {', '.join(f'{n} {what}' for what, n in sorted(tally.items()))}")
@@ -245,13 +250,15 @@ PLACES = {
 }
 
 
-def in_the_way(folder: Path) -> Tallies:
+def in_the_way(folder: Path, command: str) -> Tallies:
     prepare(folder)
     for words in (QUANTIZE, COMPRESS):
         status, said = run(words, folder, "whole")
         assert status in (0, 3), said
     tallies: Tallies = {}
     for words, places in PLACES.items():
+        if command not in ("all", words.split()[0]):
+            continue
         tally = tallies[f"links and devices, {words.split()[0]}"] = Counter[str]()
         for place in places:
             for kind in KINDS:

@@ -27,11 +27,21 @@ Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # by position, or by name
 
 @torch.no_grad()
 def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) -> float:
-    """Write the network in evaluation mode, with dense weights, and return the largest difference of an output.
+    """Write the network in evaluation mode, with dense weights:
+
+        softshare.export_onnx(model, (torch.randn(1, 3, 32, 32),), "model.onnx")
 
     Before writing, onnxruntime runs the exported network on the same inputs. If its outputs differ from PyTorch's,
     nothing is written. How far they may differ depends on the coarsest dtype of the network, its inputs and outputs.
     The first dimension of every input may have any size, if the network allows it.
+
+    Args:
+        model: with the weights to write (see `load_into_`).
+        inputs: of one call, as a tuple of tensors or as a dict by name.
+        path: of the file.
+
+    Returns:
+        The largest difference of an output, relative to the largest output.
     """
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
@@ -126,7 +136,17 @@ def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = MAX_BYTES) -> dict[str, Tensor]:
-    """The state dict that a file decodes to. A shared matrix is a sparse CSR tensor if that is smaller."""
+    """The state dict that a file decodes to. A shared matrix is a sparse CSR tensor if that is smaller:
+
+        state = softshare.load_sparse("model.sws")
+
+    Args:
+        path: of the file.
+        max_bytes: as in `load`.
+
+    Returns:
+        The tensors by name, on the CPU.
+    """
     quantized = decode(read_bytes(path), max_bytes=max_bytes)
     state = {name: _sparse(t) if isinstance(t, QuantizedTensor) else t for name, t in quantized.tensors.items()}
     return state | {alias: state[name] for alias, name in quantized.tied.items()}

@@ -184,10 +184,23 @@ def measure(
     error_before: float | Mapping[str, float] | None = None,
     model: nn.Module | None = None,
 ) -> Result:
-    """Encode, decode, load into a copy of `model` (default: `task.model`), and measure that on the test set.
+    """Encode, decode, load into a copy of the network, and measure that on the test set:
+
+        result = softshare.measure(task, compressed, config)
 
     Without `error_before`, the error before compression is that of `task.model`, which `compress` does not change. It
     may be a dict of all that the task measures, as `Task.judge_all` gives it.
+
+    Args:
+        task: that the network was compressed for.
+        compressed: the network.
+        config: that it was compressed with.
+        method: recorded in the result.
+        error_before: of the network before, if it is known.
+        model: to load the file into (a copy of it); by default `task.model`.
+
+    Returns:
+        The measured point: errors, sizes, time and settings.
     """
     if config.encode != compressed.config:
         raise ConfigError(

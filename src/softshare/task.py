@@ -149,7 +149,19 @@ class Task:
         of these, of which the first judges the network. By default it is the error in percent for a classifier, and the
         mean loss for other networks. `higher_is_better` is needed for a function, and for an object that does not say.
 
-        `val_loader` has held-out training data. `test_loader` is read only for the final figures.
+            task = softshare.Task.from_loaders(model, train_loader, val_loader, nn.CrossEntropyLoss(), "accuracy")
+
+        Args:
+            model: trained.
+            train_loader: batches, iterated once per epoch.
+            val_loader: batches of held-out training data, which judge the network.
+            loss_fn: of outputs and targets.
+            metric: what judges the network.
+            test_loader: batches that are read only for the final figures.
+            higher_is_better: of a metric that does not say.
+            n_examples: terms of the mean loss in one epoch, if they cannot be counted.
+            name: of the network, for tables.
+            dataset: its name, for tables.
         """
         import softshare  # through the package, because loaders live in a layer above this one
 

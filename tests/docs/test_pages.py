@@ -101,7 +101,8 @@ def trained_network() -> dict[str, Any]:
     x = torch.randn(4096, 16)
     data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
     model, loss_fn = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2)), nn.CrossEntropyLoss()
-    loaders = [DataLoader(part, 64, shuffle=True) for part in torch.utils.data.random_split(data, [3072, 1024])]
+    train, held_out = torch.utils.data.random_split(data, [3072, 1024])
+    loaders: list[DataLoader[Any]] = [DataLoader(train, 64, shuffle=True), DataLoader(held_out, 64)]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for inputs, labels in [batch for _ in range(10) for batch in loaders[0]]:
         optimizer.zero_grad()
@@ -113,9 +114,9 @@ def trained_network() -> dict[str, Any]:
 def trainers_things(network: nn.Module, folder: Path) -> dict[str, Any]:
     """What the readers have who use Lightning or a `Trainer`."""
     import pytorch_lightning as pl
-    from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = copy.deepcopy(network)
@@ -129,13 +130,23 @@ def trainers_things(network: nn.Module, folder: Path) -> dict[str, Any]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters(), 1e-3)
 
-    words = torch.randint(100, (640, 8))
+    words, values = torch.randint(100, (4000, 8)), torch.randn(100)
+    labels = (values[words].sum(1) > 0).long()
+    examples = [{"input_ids": row, "labels": label} for row, label in zip(words, labels, strict=True)]
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     bert = BertForSequenceClassification(BertConfig(vocab_size=100, max_position_embeddings=8, **size))
     arguments = TrainingArguments(
-        str(folder / "bert"), num_train_epochs=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True
+        str(folder / "bert"),
+        num_train_epochs=4,
+        learning_rate=2e-3,
+        lr_scheduler_type="cosine",
+        per_device_train_batch_size=32,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
     )
-    examples = [{"input_ids": row, "labels": int(row.sum() > 400)} for row in words]
+    Trainer(bert, arguments, train_dataset=examples).train()
     return {"module": Module(), "bert": bert, "arguments": arguments, "examples": examples}
 
 

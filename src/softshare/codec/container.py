@@ -194,7 +194,9 @@ def load(
     max_bytes: int | None = MAX_BYTES,
     threads: int | None = None,
 ) -> dict[str, Tensor]:
-    """The state dict that a file decodes to. With `names`, only these tensors are decoded.
+    """The state dict that a file decodes to:
+
+        model.load_state_dict(softshare.load("model.sws"))
 
     A tied name gives the same tensor object as the name it repeats. A file without names needs `like`, the network it
     was written for.
@@ -202,6 +204,16 @@ def load(
     `max_bytes` limits the bytes of the tensors, and a tied tensor counts under each of its names. The work of decoding
     is limited too, to 2^30 steps of about 10 ns and 128 for each byte of the file. A `max_bytes` above the default
     raises this limit in proportion. A file beyond a limit is refused before anything is decoded. None: no limit.
+
+    Args:
+        path: of the file.
+        names: decode only these tensors.
+        like: the network that a file without names was written for.
+        max_bytes: the most that the tensors may take.
+        threads: that decode; by default as many as the file and the machine allow.
+
+    Returns:
+        The tensors by name, on the CPU.
     """
     with _opened(path) as file:
         header = _open(file, like)
@@ -216,10 +228,20 @@ def load(
 def load_into_(
     model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, threads: int | None = None
 ) -> None:
-    """Copy a file's tensors into the model, in place and one by one. No tensor is larger than the model's own.
+    """Copy a file's tensors into the model, in place and one by one:
+
+        softshare.load_into_(model, "model.sws")
+
+    No tensor is larger than the model's own.
 
     If any tensor does not fit, raise an error that lists all that do not, and copy none. With `strict=False` the file
     may lack tensors of the model, which stay as they are.
+
+    Args:
+        model: on any device, of the shapes that the file was written from.
+        path: of the file.
+        strict: whether the file must have every tensor of the model.
+        threads: that decode; by default as many as the file and the machine allow.
     """
     with _opened(path) as file:
         header = _open(file, model)
@@ -238,7 +260,11 @@ def load_into_(
 
 
 def inspect(source: str | os.PathLike[str] | bytes) -> FileInfo:
-    """What a file, or its bytes, holds, by its headers alone. No tensor is decoded, and the checksum is not checked."""
+    """What a file, or its bytes, holds, by its headers alone:
+
+        print(softshare.inspect("model.sws").file_bytes)
+
+    No tensor is decoded, and the checksum is not checked."""
     if isinstance(source, bytes):
         return _inspect(io.BytesIO(source))
     with _opened(source) as file:

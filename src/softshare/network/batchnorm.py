@@ -18,9 +18,16 @@ from softshare.errors import ConfigError, ModelError
 def reestimate_batch_norm_(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], object]
 ) -> None:
-    """Replace running means and variances by averages over the batches. `forward` runs the model on a batch.
+    """Replace running means and variances by averages over the batches:
+
+        softshare.reestimate_batch_norm_(model, train_loader, lambda model, batch: model(batch[0]))
 
     Nothing else changes: all other modules run in evaluation mode. After an error, the earlier statistics are restored.
+
+    Args:
+        model: with batch norm, changed in place.
+        batches: of training data.
+        forward: runs the model on a batch. What it returns is not used.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:

@@ -35,7 +35,10 @@ LOOK_EVERY = 256  # training steps between two checks that the table still fits;
 
 
 class MixturePrior(nn.Module):
-    """The parameters of one mixture over all shared weights, or of one mixture for each layer, and their loss.
+    """The parameters of one mixture over all shared weights, or of one mixture for each layer, and their loss:
+
+        prior = softshare.MixturePrior(model)
+        optimizer = torch.optim.Adam([*prior.param_groups(), {"params": model.parameters()}])
 
     The prior reads the model's own parameters and never registers them.
     """

@@ -19,9 +19,15 @@ from softshare.prior.prior import MixturePrior
 
 @contextmanager
 def hard_step(prior: MixturePrior) -> Iterator[None]:
-    """Quantize the network for the forward and backward of a step, and give the means their gradients afterwards.
+    """Quantize the network for the forward and backward of a step, and give the means their gradients afterwards:
+
+        with softshare.hard_step(prior):
+            loss(model, batch).backward()
 
     Gradients that the weights had before are added to, and do not count towards the means.
+
+    Args:
+        prior: of the network that is trained.
     """
     weights = prior.view.tensors
     before = [w.grad for w in weights]

@@ -42,7 +42,10 @@ class Part(Protocol):
 
 
 class Checkpoint:
-    """The file that a run is kept in while it is under way. If it exists, the run goes on from it."""
+    """The file that a run is kept in while it is under way. If it exists, the run goes on from it:
+
+    softshare.compress(task, checkpoint=softshare.Checkpoint("mine.run", every=600))
+    """
 
     def __init__(self, path: str | os.PathLike[str], every: float = EVERY) -> None:
         if isinstance(every, bool) or not isinstance(every, int | float) or not every >= 0:
