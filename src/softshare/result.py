@@ -25,6 +25,7 @@ from softshare.errors import ConfigError, FormatError
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
+from softshare.quantization.quantized import QuantizedWeights
 from softshare.task import Metric, Task, examples_in
 from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
@@ -209,9 +210,6 @@ def measure(
     decoded = decode(data, like=task.model, max_bytes=None)
     dropped = compressed.quantized.dropped  # the network has these tensors, the file does not
     model = load_copy(task.model if model is None else model, decoded.state_dict(), strict=not dropped)
-    han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
-    stored = [p for name, p in model.named_parameters() if name not in dropped]
-    n_weights = sum(p.numel() for p in stored)
     with at("the final measurement"):
         before = task.judge_all(task.model, final=True) if error_before is None else error_before
         before = before if isinstance(before, Mapping) else {task.metric.name: before}
@@ -219,33 +217,49 @@ def measure(
         noise = _noise(task, compressed, before[task.metric.name])
         train_loss = _mean_train_loss(task, model, config.seed)
     return Result(
-        schema=SCHEMA,
         experiment=task.name,
         method=method,
         dataset=task.dataset,
-        seed=config.seed,
         error_before=before[task.metric.name],
         error_after=after[task.metric.name],
-        n_weights=n_weights,
-        n_nonzero=sum(int(p.count_nonzero()) for p in stored),
-        n_components=decoded.n_components,
-        file_bytes=len(data),
-        ratio=4 * n_weights / len(data),
-        han_bytes=han_bytes,
-        han_ratio=4 * n_weights / han_bytes,
-        entropy_bytes=entropy_bits(decoded) / 8,
-        complexity_bytes=_complexity_bytes(compressed),
         error_bits=train_loss * task.n_examples / math.log(2),
-        seconds=sum(record.seconds for record in compressed.history),
-        device=device_name(model),
-        threads=torch.get_num_threads(),
-        versions={"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
-        config=config.to_dict(),
-        outcome=compressed.outcome.to_dict() if compressed.outcome else None,
         metric=task.metric,
         others=other_measures(task, before, after),
         noise=noise,
+        **facts_of(compressed, config, model, data, decoded),
     )
+
+
+def facts_of(
+    compressed: Compressed,
+    config: RunConfig,
+    model: nn.Module,  # what the file decodes to
+    data: bytes,  # the file
+    decoded: QuantizedWeights,
+) -> dict[str, Any]:
+    """What a result says without any data: about the file, the network, the run and this machine."""
+    han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
+    stored = [p for name, p in model.named_parameters() if name not in compressed.quantized.dropped]
+    n_weights = sum(p.numel() for p in stored)
+    return {
+        "schema": SCHEMA,
+        "seed": config.seed,
+        "n_weights": n_weights,
+        "n_nonzero": sum(int(p.count_nonzero()) for p in stored),
+        "n_components": decoded.n_components,
+        "file_bytes": len(data),
+        "ratio": 4 * n_weights / len(data),
+        "han_bytes": han_bytes,
+        "han_ratio": 4 * n_weights / han_bytes,
+        "entropy_bytes": entropy_bits(decoded) / 8,
+        "complexity_bytes": _complexity_bytes(compressed),
+        "seconds": sum(record.seconds for record in compressed.history),
+        "device": device_name(model),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "softshare": _own_version()},
+        "config": config.to_dict(),
+        "outcome": compressed.outcome.to_dict() if compressed.outcome else None,
+    }
 
 
 def _noise(task: Task, compressed: Compressed, before: float) -> float | None:

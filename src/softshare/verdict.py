@@ -34,17 +34,19 @@ def verdict(result: Result) -> Verdict:
     if noise is not None and lost > BEYOND * noise:
         return Verdict("lost", f"Lost {_amount(metric, lost)}: {figures}{_chance(metric, noise)}.{_target(outcome)}")
     if not outcome.get("kept", True):
-        return Verdict("lost", f"{_of_validation(metric, outcome)}{_target(outcome)}")
+        return Verdict("lost", f"{_of_validation(metric, outcome, noise)}{_target(outcome)}")
     how = "is no worse" if lost <= 0 else "is within the noise of the evaluation"
     return Verdict("kept", f"Kept its accuracy: {figures} {how}{_chance(metric, noise)}.{_target(outcome)}")
 
 
-def _of_validation(metric: Metric, outcome: Mapping[str, Any]) -> str:
+def _of_validation(metric: Metric, outcome: Mapping[str, Any], noise: float | None) -> str:
     before, after = outcome.get("before"), outcome.get("after")
     if before is None or after is None:
         return "Lost accuracy on the validation data."
-    figures = f"{metric.name} {metric.text(before)} -> {metric.text(after)}{_chance(metric, outcome.get('noise'))}"
-    return f"Lost {_amount(metric, metric.loss(before, after))} on the validation data: {figures}."
+    figures = f"{metric.name} {metric.text(before)} -> {metric.text(after)}"
+    own = outcome.get("noise")
+    chance = _chance(metric, own) if noise is not None or own is None else f", where {metric.text(own)} may be chance"
+    return f"Lost {_amount(metric, metric.loss(before, after))} on the validation data: {figures}{chance}."
 
 
 def _amount(metric: Metric, lost: float) -> str:

@@ -17,6 +17,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "on_epoch": (object(),),
     "on_return": (1,),
     "on_end": (),
+    "on_result": (object(), object()),
 }
 
 

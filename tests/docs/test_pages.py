@@ -28,7 +28,7 @@ COMMANDS = PROGRAM.commands  # type: ignore[attr-defined]
 FILES = {  # what the Python of a page leaves behind
     ROOT / "README.md": ["model.sws"],
     DOCS / "checkpoints.md": ["fitted.sws"],
-    DOCS / "integrations.md": ["lightning.sws", "bert.sws"],
+    DOCS / "integrations.md": ["lightning.sws", "bert.sws", "small-bert/model.sws"],
     DOCS / "own-network.md": ["model.sws", "small.sws", "head.sws", "own_loop.sws"],
     DOCS / "tuning.md": [],
     DOCS / "which-way.md": ["model.sws", "quantized.sws", "lightning.sws", "bert.sws", "own_loop.sws"],
@@ -52,6 +52,7 @@ def test_every_page_with_python_is_run() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:the run has .* steps")
+@pytest.mark.filterwarnings("ignore:.*noload.*")  # MLflow asks SQLAlchemy for something old
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator.*")
 @pytest.mark.filterwarnings("ignore:.*number of training batches.*is smaller than the logging interval.*")
@@ -59,6 +60,8 @@ def test_every_page_with_python_is_run() -> None:
 def test_python_runs_in_order_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each network that it compresses is trained, and as good in the end as it was, or as its target asks."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     made: list[softshare.Compressed] = []
 
     def noting(*args: Any, **kwargs: Any) -> softshare.Compressed:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW = ("test_huggingface.py", "test_lightning.py")
+SLOW = ("test_huggingface.py", "test_lightning.py", "test_pretrained.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

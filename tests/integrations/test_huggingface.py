@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,28 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     for name, tensor in results[0].items():
         assert torch.equal(results[1][name], tensor), name
     assert (tmp_path / "again.sws").read_bytes() == (tmp_path / "whole.sws").read_bytes()
+
+
+def test_it_returns_what_compress_returns(tmp_path: Path) -> None:
+    """A run that goes on has one history and one film, and its outcome is that of the whole run."""
+    settings, made = config(tau=1e-4), []
+    for name, checkpoint in (("whole", None), ("again", str(tmp_path / "checkpoint-40"))):
+        callback = SoftShareCallback(tmp_path / f"{name}.sws", as_callback(settings), gentleness=4.0)
+        often: dict[str, Any] = {"save_strategy": "steps", "save_steps": 40, "eval_strategy": "epoch"}
+        trainer = make_trainer(make_net(), tmp_path, callback, num_train_epochs=6, **often)
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert callback.compressed
+        made.append(callback.compressed)
+        assert callback.compressed.outcome
+        assert callback.compressed.outcome.before == pytest.approx(before)
+        assert callback.compressed.outcome.after == callback.compressed.history[-1].validation_error
+        assert callback.compressed.summary()
+        assert callback.compressed.report(tmp_path / name).exists()
+    whole, again = ([dataclasses.replace(record, seconds=0.0) for record in each.history] for each in made)
+    assert len(whole) == 11
+    assert repr(whole) == repr(again)  # there are NaNs
+    assert made[0].outcome == made[1].outcome
 
 
 def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import softshare as ss
 from softshare.errors import ConfigError, ModelError
+from softshare.integrations import TensorBoardLog
 from softshare.integrations.lightning import SoftShareCallback
 from softshare.train.curvature import Curvature
+from softshare.verdict import verdict
 from softshare.zoo.datasets import load_mnist
 from trained import BATCH, EPOCHS, RATE, N, config, data, error, make_net, make_task, prior_gradients
 
@@ -400,3 +402,36 @@ def test_digits_end_as_they_began_or_the_callback_warns(tmp_path: Path) -> None:
         assert (not worse) == is_kept
         assert (module.error() < before + 1.5) == is_kept
         assert (tmp_path / "model.sws").stat().st_size < 4 * sum(p.numel() for p in module.parameters()) / 3
+
+
+class LoggingLoss(Module):
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.log("val_loss", self.net(*batch)["loss"])
+
+
+def test_it_returns_what_compress_returns(tmp_path: Path) -> None:
+    """And shows its hooks a run as the route's. A run that goes on has one history."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    held_out = DataLoader(TensorDataset(*data(1)), batch_size=N)
+    module, log = LoggingLoss(), TensorBoardLog(tmp_path / "events", ss.Metric("loss", ""))
+    settings = as_callback(config(tau=1e-4))
+    callback = SoftShareCallback(tmp_path / "model.sws", settings, gentleness=4.0, hooks=[log])
+    trainer = make_trainer(callback, max_epochs=5)
+    before = float(trainer.validate(module, held_out, verbose=False)[0]["val_loss"])
+    trainer.fit(module, loader(), held_out)
+    compressed = callback.compressed
+    assert compressed is not None
+    assert compressed.outcome is not None
+    assert compressed.outcome.before == pytest.approx(before)
+    assert compressed.outcome.after == pytest.approx(compressed.history[-1].validation_error)
+    assert [record.epoch for record in compressed.history] == list(range(11))
+    assert compressed.history[0].validation_error == pytest.approx(before)
+    assert verdict(compressed.record.result).fate == ("kept" if compressed.outcome.kept else "lost")
+    assert compressed.summary().splitlines()[0] == verdict(compressed.record.result).sentence
+    assert compressed.report(tmp_path / "report").exists()
+    read = EventAccumulator(str(tmp_path / "events"))
+    read.Reload()
+    assert len(read.Scalars("validation_loss")) == 11
+    assert read.Scalars("final/loss_before")[0].value == pytest.approx(before)
+    assert (tmp_path / "events" / "model.sws").read_bytes() == (tmp_path / "model.sws").read_bytes()

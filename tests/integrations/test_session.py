@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ import softshare as ss
 from softshare.errors import ConfigError
 from softshare.integrations.session import Sharing, checked, gentleness_for
 from softshare.integrations.watch import Losses
+from softshare.train.hooks import EpochRecord, Hook
+from softshare.verdict import Verdict, verdict
 from trained import BATCH, RATE, N, batches, config, make_net, make_task, prior_gradients
 
 EPOCHS, STEPS = 2, N // BATCH
 SETTINGS = config(zero_mixing=0.9, hard_from=0.5, scaling="paper").override(steps=EPOCHS * STEPS)
-pytestmark = pytest.mark.filterwarnings("ignore:the run has .* steps")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the run has .* steps"),
+    pytest.mark.filterwarnings("ignore:the compressed network seems worse"),
+]
 
 
 def start(
@@ -27,9 +34,10 @@ def start(
     settings: ss.CompressConfig = SETTINGS,
     state: dict[str, Any] | None = None,
     gentleness: float | None = 0.0,
+    hooks: Sequence[Hook] = (),
 ) -> tuple[Sharing, torch.optim.Optimizer]:
     optimizer = torch.optim.Adam(model.parameters(), RATE)
-    return Sharing(model, settings, steps, optimizer, batches(), 1, N, gentleness, state), optimizer
+    return Sharing(model, settings, steps, optimizer, batches(), 1, N, gentleness, state, hooks), optimizer
 
 
 def train_(model: torch.nn.Module, sharing: Sharing, optimizer: torch.optim.Optimizer, epochs: range) -> None:
@@ -37,7 +45,9 @@ def train_(model: torch.nn.Module, sharing: Sharing, optimizer: torch.optim.Opti
         for step, batch in enumerate(batches(), epoch * STEPS):
             sharing.quantize_(step)
             optimizer.zero_grad()
-            model(*batch)["loss"].backward()
+            loss = model(*batch)["loss"]
+            loss.backward()
+            sharing.note_(sharing.training, loss, step)
             sharing.step_(step)
             optimizer.step()
             sharing.end_step_(step + 1)
@@ -72,6 +82,8 @@ def test_a_resumed_loop_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     optimizer.load_state_dict(state["adam"])
     train_(model, sharing, optimizer, range(1, EPOCHS))
     assert all(torch.equal(t, whole.state_dict()[name]) for name, t in model.state_dict().items())
+    records = sharing.finish_(tmp_path / "model.sws").history
+    assert [record.epoch for record in records] == list(range(11))
 
 
 def test_the_network_is_quantized_only_between_quantize_and_restore() -> None:
@@ -232,3 +244,92 @@ def test_a_dropped_tensor_is_not_in_the_file(tmp_path: Path) -> None:
     sharing.finish_(tmp_path / "model.sws")
     assert "first.weight" not in ss.load(tmp_path / "model.sws")
     assert torch.equal(model.first.weight, before)
+
+
+class Watching(Hook):
+    """Notes every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.records: list[EpochRecord] = []
+        self.result: ss.Result | None = None
+
+    def on_prior(self, prior: ss.MixturePrior | None) -> None:
+        self.calls.append("prior")
+
+    def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
+        self.calls.append("start")
+        assert epochs == 10
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        self.calls.append("epoch")
+        self.records.append(record)
+
+    def on_end(self) -> None:
+        self.calls.append("end")
+
+    def on_result(self, compressed: ss.Compressed, result: ss.Result) -> None:
+        self.calls.append("result")
+        self.result = result
+
+
+def test_it_returns_what_compress_returns(tmp_path: Path) -> None:
+    """The history, the outcome, the verdict, the summary and the report. Hooks see the run as they see the route's."""
+    model, hook = make_net(), Watching()
+    sharing, optimizer = start(model, hooks=[hook])
+    sharing.note_before_(0.5)
+    train_(model, sharing, optimizer, range(EPOCHS))
+    sharing.note_(sharing.validation, 0.51, EPOCHS * STEPS - 1)
+    compressed = sharing.finish_(tmp_path / "model.sws")
+    assert hook.calls == ["prior", "start", *["epoch"] * 11, "end", "result"]
+    assert tuple(hook.records) == compressed.history
+    assert [record.epoch for record in compressed.history] == list(range(11))
+    assert math.isnan(compressed.history[0].task_loss)
+    assert all(record.task_loss > 0 for record in compressed.history[1:])
+    assert [record.validation_error for record in compressed.history] == [0.5] * 10 + [0.51]
+    assert compressed.history[-1].tau > compressed.history[1].tau > 0
+    route = ss.compress(make_task(), SETTINGS, target=None).history
+    assert compressed.history[0].density == route[0].density
+    assert compressed.history[-1].density == pytest.approx(route[-1].density, abs=0.05)
+
+    outcome, result = compressed.outcome, hook.result
+    assert outcome is not None
+    assert result is not None
+    assert (outcome.before, outcome.kept, outcome.met) == (0.5, True, True)
+    assert outcome.after == pytest.approx(0.51)
+    assert outcome.n_bytes == result.file_bytes == (tmp_path / "model.sws").stat().st_size
+    assert result.n_nonzero == sum(int(p.count_nonzero()) for p in model.parameters())
+    assert result.others is not None
+    assert list(result.others) == ["training loss"]
+    assert verdict(result) == Verdict(
+        "kept", "Kept its accuracy: loss 0.5 -> 0.51 is within the noise of the evaluation."
+    )
+    assert compressed.summary().startswith("Kept its accuracy: loss 0.5 -> 0.51")
+    assert not any("no validation" in text for text in compressed.messages)
+    page = compressed.report(tmp_path / "report")
+    assert "Kept its accuracy" in page.read_text() or "validation loss" in page.read_text()
+
+
+def test_a_loss_and_what_is_not_known_are_said(tmp_path: Path) -> None:
+    model = make_net()
+    sharing, _ = start(model)
+    sharing.note_before_(0.5)
+    sharing.note_(sharing.validation, 0.9, EPOCHS * STEPS - 1)
+    with pytest.warns(UserWarning, match="seems worse than before: validation loss"):
+        compressed = sharing.finish_(tmp_path / "model.sws")
+    assert verdict(compressed.record.result) == Verdict(
+        "lost", "Lost 0.4 of loss on the validation data: loss 0.5 -> 0.9, where 0.075 may be chance."
+    )
+    model = make_net()
+    sharing, optimizer = start(model)
+    train_(model, sharing, optimizer, range(EPOCHS))
+    compressed = sharing.finish_(tmp_path / "model.sws")
+    assert compressed.outcome is None
+    assert verdict(compressed.record.result).fate == "unknown"
+    assert compressed.summary().startswith("training loss ")
+    assert any("no validation before training and at its end is known" in text for text in compressed.messages)
+    assert compressed.report(tmp_path / "report").exists()
+    sharing, _ = start(make_net())
+    compressed = sharing.finish_(tmp_path / "model.sws")  # no loss was seen at all
+    assert compressed.record is None
+    assert compressed.history

@@ -168,5 +168,5 @@ def cannot_read(path: str | os.PathLike[str], error: OSError) -> ConfigError:
 
 
 def no_safetensors(path: str | os.PathLike[str], error: Exception) -> FormatError:
-    hint = "A .pt or .pth file must be saved again with safetensors.torch.save_file(model.state_dict(), ...)"
-    return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}). {hint}")
+    expected = "expected one of safetensors, or of torch.save(model.state_dict(), ...)"
+    return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}); {expected}")

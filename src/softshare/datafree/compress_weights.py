@@ -111,7 +111,7 @@ def quantize(
     tensor and is never in memory as a whole. `compress_weights` is another name of this function.
 
     Args:
-        source: a network, its state dict, or a safetensors file.
+        source: a network, its state dict, or a file of safetensors or `torch.save`.
         bits: per weight, at most, over the whole file.
         weight_error: at most, of each shared tensor, relative to the root mean square of its weights. Give this or
             `bits`; the default is 0.05.

@@ -1,11 +1,11 @@
-"""Hugging Face: a callback that compresses the network while `Trainer.train` trains it."""
+"""Hugging Face: a callback that compresses the network while `Trainer.train` trains it, and folders to keep it in."""
 
 from __future__ import annotations
 
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from softshare._util.files import read_bytes, write_atomic
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.integrations.pretrained import from_pretrained, save_pretrained
 from softshare.integrations.session import Sharing, checked
 from softshare.prior.prior import MixturePrior
+from softshare.train.hooks import Hook
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -25,6 +27,8 @@ except ImportError as error:
     raise NotAvailableError(
         "the Trainer's callback needs transformers and accelerate: pip install 'softshare[huggingface]'"
     ) from error
+
+__all__ = ["SoftShareCallback", "from_pretrained", "save_pretrained"]
 
 STATE = "softshare.pt"  # in a checkpoint's folder
 
@@ -34,9 +38,12 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
 
     `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
     For a language model, whose loss is a mean over tokens, give the number of tokens. `gentleness` says how much
-    gentler than `config` the run is (default: by its number of steps; 0: as `config` says). In the hard phase,
-    evaluation uses the quantized network. After `train`, `compressed` holds what was written, and its `messages` say
-    what became of the loss.
+    gentler than `config` the run is (default: by its number of steps; 0: as `config` says). `hooks` are those of
+    `compress`, and see a record per look.
+
+    In the hard phase, evaluation uses the quantized network. After `train`, `compressed` is what `compress` would
+    return, with its messages, outcome, summary and report. The metric is the validation loss, if there is one before
+    and at the end, and otherwise the training loss.
     """
 
     compressed: Compressed | None = None
@@ -47,9 +54,10 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
         config: CompressConfig | None = None,
         n_examples: int | None = None,
         gentleness: float | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.path, self.config, self.n_examples = path, checked(config, path), n_examples
-        self.gentleness = gentleness
+        self.gentleness, self.hooks = gentleness, hooks
         self._evaluated: float | None = None  # the loss of an evaluation before training
         self._sharing: Sharing | None = None
         self._hooks: list[Any] = []
@@ -84,9 +92,10 @@ class SoftShareCallback(TrainerCallback):  # type: ignore[misc]
             _loaded(Path(args.resume_from_checkpoint or _checkpoint(args, state)) / STATE)
             if state.global_step
             else None,
+            self.hooks,
         )
         if self._evaluated is not None and not state.global_step:
-            sharing.validation.note_(self._evaluated, 0.0, quantized=False)
+            sharing.note_before_(self._evaluated)
         self._evaluated = None
 
         def before(module: nn.Module, inputs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from softshare.config import CompressConfig
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.integrations.session import Sharing, checked
 from softshare.prior.prior import MixturePrior
+from softshare.train.hooks import Hook
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -36,8 +37,11 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
 
     `n_examples` is the number of examples per epoch that the loss averages over (default: the length of the dataset).
     `gentleness` says how much gentler than `config` the run is (default: by its number of steps; 0: as `config` says).
-    In the hard phase, validation uses the quantized network. After `fit`, `compressed` holds what was written, and its
-    `messages` say what became of the loss.
+    `hooks` are those of `compress`, and see a record per look.
+
+    In the hard phase, validation uses the quantized network. After `fit`, `compressed` is what `compress` would return,
+    with its messages, outcome, summary and report. The metric is the validation loss, if there is one before and at the
+    end, and otherwise the training loss.
     """
 
     compressed: Compressed | None = None
@@ -48,9 +52,10 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
         config: CompressConfig | None = None,
         n_examples: int | None = None,
         gentleness: float | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.path, self.config, self.n_examples = path, checked(config, path), n_examples
-        self.gentleness = gentleness
+        self.gentleness, self.hooks = gentleness, hooks
         self._validated: Any = None  # the loss of a validation before training
         self._sharing: Sharing | None = None
         self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training starts
@@ -72,9 +77,10 @@ class SoftShareCallback(Callback):  # type: ignore[misc]
             self.n_examples,
             self.gentleness,
             self._loaded,
+            self.hooks,
         )
         if self._validated is not None and not self._loaded:
-            self._sharing.validation.note_(self._validated, 0.0, quantized=False)
+            self._sharing.note_before_(self._validated)
         self._loaded = self._validated = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,26 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from softshare._util.user_code import length_of
+from softshare.api import Record
 from softshare.codec import check, load_into_
 from softshare.compressed import Compressed, dead_layers, quantize_prior, simplified
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError
+from softshare.integrations.history import History
+from softshare.integrations.outcome import outcome_of, result_of
 from softshare.integrations.watch import Losses
 from softshare.prior.prior import MixturePrior
 from softshare.simplify.trial import Call, broken_by_outputs
 from softshare.target.gentleness import gentler
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
+from softshare.train.hooks import Hook
+from softshare.train.spared import spared
 from softshare.train.zeroing import bit_price, least_worth, spare_bits_
 
 SHORT = 0.5  # of the recipe's steps: a shorter run gets a warning
 MOST_GENTLE = 5.0
+UNKNOWN = "no validation before training and at its end is known, so there is no outcome; evaluate the network"
 
 
 def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> CompressConfig:
@@ -75,6 +81,7 @@ class Sharing:
         n_examples: int | None = None,  # in an epoch; None: the length of the batches' dataset
         gentleness: float | None = None,  # None: by the number of steps
         state: Mapping[str, Any] | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.steps = range(state["start"], steps.stop) if state else steps
         if state:
@@ -109,6 +116,7 @@ class Sharing:
             self._load(state)
         elif self._short:
             warnings.warn(self._short, stacklevel=2)
+        self.history = History(model, self.prior, hooks, looks, max(1, length // looks), state and state.get("history"))
 
     def _keep_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the first batch, on which the outputs of the network are compared at the end."""
@@ -138,6 +146,7 @@ class Sharing:
         The gradients of the weights must be those of a mean loss over all batches of the step.
         """
         self.restore_()
+        self.history.tell_()
         self._optimizer.zero_grad()
         if self._is_hard(step):
             add_mean_gradients_(self.prior, self._assigned)
@@ -169,6 +178,7 @@ class Sharing:
             curvatures = self._curvature.estimate(self.n_examples / per_epoch)
             spare_bits_(self.prior, curvatures, price, least_worth(retrain))
         self.prior.choose_method()
+        self.history.look_(self.config.retrain.tau_at(self._progress(last)))
 
     def end_epoch_(self) -> None:
         """After the last step of an epoch: its steps are counted, for data without a length."""
@@ -177,24 +187,49 @@ class Sharing:
     def note_(self, losses: Losses, loss: Tensor | float, step: int) -> None:
         """Take in a loss of the network as it is in this step."""
         losses.note_(loss, self._progress(step), self._is_hard(step))
+        if losses is self.training:
+            self.history.note_training_(loss)
+        else:
+            self.history.note_validation_(loss)
+
+    def note_before_(self, loss: Tensor | float) -> None:
+        """Take in the loss of a validation before training."""
+        self.validation.note_(loss, 0.0, quantized=False)
+        self.history.note_validation_(loss)
 
     def compressed(self) -> Compressed:
         return quantize_prior(self.prior, self.config.merge, hard=self.config.retrain.hard_from < 1)
 
     def finish_(self, path: str | os.PathLike[str]) -> Compressed:
         """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
-        self.close_()
         device = self.prior.view.tensors[0].device
         self.prior.to(device)  # Lightning has moved the network off the GPU
+        self.close_()
         self.prior.current_view().check()  # after a NaN loss there are no weights to write
         compressed = self.compressed()
         calls: list[Call] = [] if self._call is None else [tree_map(lambda leaf: _to(leaf, device), self._call)]
         symmetries = self.config.simplify.symmetries
         broken = broken_by_outputs(self.model, calls, compressed.quantized) if symmetries else None
         compressed = simplified(self.model, compressed, self.config, broken)
-        compressed.save(path)
+        n_bytes = compressed.save(path)
         load_into_(self.model, path, strict=not compressed.quantized.dropped)
-        return self._judged(compressed)
+        outcome = outcome_of(self.validation, n_bytes)
+        return self._recorded(
+            self._judged(dataclasses.replace(compressed, history=self.history.records, outcome=outcome))
+        )
+
+    def _recorded(self, compressed: Compressed) -> Compressed:
+        """With the result and the film, as `softshare.compress` returns it. The hooks are told of the result."""
+        losses = (self.validation, self.training)
+        film, result = self.history.film(compressed), None
+        with spared("the final measurement", then="The network is kept, without a result"):
+            result = result_of(self.model, compressed, self.config, losses, len(self.steps), self.n_examples)
+        if result is None:
+            return compressed
+        compressed = dataclasses.replace(compressed, record=Record(result, film, self.history.filters))
+        for hook in self.history.hooks:
+            hook.on_result(compressed, result)
+        return compressed
 
     def _judged(self, compressed: Compressed) -> Compressed:
         """With what is known about the quality of the network. Warns if it seems worse than before."""
@@ -206,13 +241,15 @@ class Sharing:
             text = "the compressed network seems worse than before: " + "; ".join(problems)
             advice = "Evaluate it. To lose less, train longer, give the callback a larger gentleness"
             warnings.warn(f"{text}. {advice}, or use softshare.compress", stacklevel=3)
-        said = [self._short, *map(str, known), *dead_layers(compressed), *compressed.messages]
+        unknown = "" if self.validation.are_known else UNKNOWN
+        said = [self._short, *map(str, known), unknown, *dead_layers(compressed), *compressed.messages]
         return dataclasses.replace(compressed, messages=tuple(filter(None, said)))
 
     def close_(self) -> None:
         """Leave the network with its unquantized weights and without hooks."""
         self.restore_()
         self._hook.remove()
+        self.history.end_()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the network, in tensors and plain values."""
@@ -226,6 +263,7 @@ class Sharing:
             "curvature": self._curvature.state_dict() if self._curvature else None,
             "training": self.training.state_dict(),
             "validation": self.validation.state_dict(),
+            "history": self.history.state_dict(),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:

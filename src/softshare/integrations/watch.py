@@ -37,13 +37,25 @@ class Losses:
         return bool(self._before.n and self._after.n)
 
     @property
+    def before(self) -> float:
+        return self._before.value()[0]
+
+    @property
+    def after(self) -> float:
+        return self._after.value()[0]
+
+    @property
+    def allowed(self) -> float:
+        """How much the loss may rise: what chance explains, and a small share."""
+        return CLEARLY * abs(self.before) + 2 * math.hypot(self._before.value()[1], self._after.value()[1])
+
+    @property
     def rose(self) -> bool:
-        """Whether the loss is clearly higher at the end: by more than chance, and by more than a small share."""
-        (before, own), (after, other) = self._before.value(), self._after.value()
-        return self.are_known and not after <= before + CLEARLY * abs(before) + 2 * math.hypot(own, other)
+        """Whether the loss is clearly higher at the end."""
+        return self.are_known and not self.after <= self.before + self.allowed
 
     def __str__(self) -> str:
-        return f"{self.kind} loss {self._before.value()[0]:.4g} at the start, {self._after.value()[0]:.4g} at the end"
+        return f"{self.kind} loss {self.before:.4g} at the start, {self.after:.4g} at the end"
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": vars(self._before), "after": vars(self._after), "is_late": self._is_late}

@@ -19,6 +19,7 @@ from softshare._util.files import cannot_read, no_safetensors, read_bytes, write
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import require_apart
+from softshare.network.torch_file import is_torch_file, load_torch_file
 from softshare.network.weights import first_match, require_matches
 from softshare.network.wrapped import require_ordinary
 
@@ -80,14 +81,17 @@ class SafetensorsFile(Mapping[str, Tensor]):
 
 
 def open_checkpoint(
-    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a safetensors file, or a state dict
+    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a file, or a state dict
     rules: Sequence[Rule] = (),
     most: int | None = None,  # tensors
 ) -> Checkpoint:
     """Floating-point tensors of at least two dimensions are shared, unless a rule decides otherwise: the first match.
 
-    Tensors of equal bytes are tied, and so are those that `safetensors.torch.save_model` has left out as tied.
+    A file is one of safetensors or of `torch.save`. Tensors of equal bytes are tied, and so are those that
+    `safetensors.torch.save_model` has left out as tied.
     """
+    if not isinstance(source, Mapping) and is_torch_file(source):
+        source = load_torch_file(source)
     if not isinstance(source, Mapping):
         file = SafetensorsFile(source)
         _require_at_most(most, file)
@@ -170,6 +174,9 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The state dict in a file of safetensors or of `torch.save`."""
+    if is_torch_file(path):
+        return load_torch_file(path)
     data = read_bytes(path)
     try:
         return safetensors.torch.load(data)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softshare.prior.prior import MixturePrior
+
+if TYPE_CHECKING:  # they live above training
+    from softshare.compressed import Compressed
+    from softshare.result import Result
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,10 @@ class Hook:
         """Called if a target takes the network of an earlier epoch, after `on_prior` with its prior."""
 
     def on_end(self) -> None:
-        """Called last, even after an error."""
+        """Called when training ends, even after an error."""
+
+    def on_result(self, compressed: Compressed, result: Result) -> None:
+        """Called last, with the network as it will be written and what was measured of it."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a run that is stopped and goes on must keep of this hook: numbers, texts, tensors, and dicts of them."""

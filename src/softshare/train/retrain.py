@@ -118,32 +118,39 @@ def _record(
     task: Task, prior: MixturePrior | None, epoch: int, seconds: float, tau: float, task_loss: float, hard: bool
 ) -> EpochRecord:
     task.model.eval()
-    with torch.no_grad():
-        with quantized(prior) if hard and prior else nullcontext():
-            error = task.judge(task.model)
-        if prior is None:
-            return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
-        prior_loss = float(prior.neg_log_prior())
-        _require_finite("-log p(w, theta)", prior_loss)
-        bits, alive = 0.0, 0
-        density: dict[str, float] = {}
-        for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-            counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
-            bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
-            alive += int((counts.sum(0) > 0).sum())
-            shares = (counts[:, 1:].sum(1) / counts.sum(1).clamp(min=1)).tolist()
-            density |= {s.name: share for s, share in zip(part.shared, shares, strict=True)}
-        return EpochRecord(
-            epoch=epoch,
-            seconds=seconds,
-            tau=tau,
-            task_loss=task_loss,
-            prior_loss=prior_loss,
-            complexity_bits=bits,
-            validation_error=error,
-            components_alive=alive,
-            density=density,
-        )
+    with torch.no_grad(), quantized(prior) if hard and prior else nullcontext():
+        error = task.judge(task.model)
+    if prior is None:
+        return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
+    return record_of(prior, epoch, seconds, tau, task_loss, error)
+
+
+@torch.no_grad()
+def record_of(
+    prior: MixturePrior, epoch: int, seconds: float, tau: float, task_loss: float, validation_error: float
+) -> EpochRecord:
+    """A line of the history under a prior. The network must have its unquantized weights."""
+    prior_loss = float(prior.neg_log_prior())
+    _require_finite("-log p(w, theta)", prior_loss)
+    bits, alive = 0.0, 0
+    density: dict[str, float] = {}
+    for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
+        counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
+        bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
+        alive += int((counts.sum(0) > 0).sum())
+        shares = (counts[:, 1:].sum(1) / counts.sum(1).clamp(min=1)).tolist()
+        density |= {s.name: share for s, share in zip(part.shared, shares, strict=True)}
+    return EpochRecord(
+        epoch=epoch,
+        seconds=seconds,
+        tau=tau,
+        task_loss=task_loss,
+        prior_loss=prior_loss,
+        complexity_bits=bits,
+        validation_error=validation_error,
+        components_alive=alive,
+        density=density,
+    )
 
 
 def _require_finite(what: str, value: float) -> None:

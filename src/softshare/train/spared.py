@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softshare.errors import SoftShareError
 from softshare.prior.prior import MixturePrior
 from softshare.train.hooks import EpochRecord, Hook
+
+if TYPE_CHECKING:  # they live above training
+    from softshare.compressed import Compressed
+    from softshare.result import Result
 
 Say = Callable[[str], None]
 
@@ -62,6 +66,9 @@ class Spared(Hook):
 
     def on_end(self) -> None:
         self._call(self.hook.on_end)
+
+    def on_result(self, compressed: Compressed, result: Result) -> None:
+        self._call(lambda: self.hook.on_result(compressed, result))
 
     def state_dict(self) -> dict[str, Any]:
         return self.hook.state_dict()
