@@ -193,6 +193,21 @@ def test_progress_is_shown_where_someone_looks(
     assert len(recorder.epochs) > 1
 
 
+def test_a_hook_gets_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[Any] = []
+
+    class Last(Hook):
+        def on_result(self, compressed: ss.Compressed, result: ss.Result) -> None:
+            got.append((compressed.record.result, result))
+            raise RuntimeError("no server")
+
+    with pytest.warns(UserWarning, match=r"Last failed \(RuntimeError: no server\)"):
+        ss.compress(network(), *loaders(), nn.CrossEntropyLoss(), config=SHORT, hooks=[Last()], target=None)
+    ((kept, result),) = got
+    assert kept is result
+    assert issubclass(ss.integrations.TensorBoardLog, Hook)
+
+
 # Without data
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from softshare import integrations as integrations
     from softshare.api import compress, save
     from softshare.api import html_of as html_of  # for the methods of `Compressed`, as the next three
     from softshare.api import line_of as line_of
@@ -124,6 +125,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return import_module("softshare.integrations")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'softshare' has no attribute {name!r}")
     return getattr(import_module(_HOME_OF[name]), name)

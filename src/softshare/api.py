@@ -155,7 +155,11 @@ def _of_task(
         film = FrameLog(Path(folder, FRAMES), task.metric, "look" if config.retrain.epochs is None else "epoch")
         watching = [Spared(ProgressBar("retrain", shown, task.metric)), Spared(film)]
         compressed = route.compress(task, config, [*watching, *hooks], target=target, checkpoint=checkpoint)
-        return replace(compressed, record=_record(task, compressed, config, film))
+        compressed = replace(compressed, record=_record(task, compressed, config, film))
+    if compressed.record:
+        for hook in hooks:
+            Spared(hook).on_result(compressed, compressed.record.result)
+    return compressed
 
 
 def _record(task: Task, compressed: Compressed, config: CompressConfig, film: FrameLog) -> Record | None:
