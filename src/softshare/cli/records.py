@@ -13,6 +13,7 @@ import typer
 from softshare import zoo
 from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.stopping import stopping
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, find_device, load_task
 from softshare.errors import ConfigError
 
@@ -53,7 +54,7 @@ def reproduce(
     from softshare.train.progress import ProgressBar
 
     given = method or methods(experiment)
-    made = reproduce_results(
+    found = reproduce_results(
         experiment,
         given,
         _seeds(seeds),
@@ -65,7 +66,9 @@ def reproduce(
         hooks=lambda title: [ProgressBar(title)],
         say=_say,
     )
-    out.print(tables.reproduced_table(list(made), f"{experiment}, in {folder}"))
+    with stopping("Give the same command again to go on", lambda: f"Finished results are kept in {folder}"):
+        made = list(found)
+    out.print(tables.reproduced_table(made, f"{experiment}, in {folder}"))
 
 
 def _say(text: str) -> None:
@@ -100,7 +103,10 @@ def verify(
 
     runs = find_runs(folder)
     own = load_task(task, "auto", 0, TaskOptions()) if task else None
-    checks = list(_tracked(verify_runs(folder, runs, find_device(device), data, own), len(runs), "verify"))
+    checks: list[Check] = []
+    with stopping(kept=lambda: _checked(checks, len(runs))):
+        for check in _tracked(verify_runs(folder, runs, find_device(device), data, own), len(runs), "verify"):
+            checks.append(check)  # one by one: those before an interrupt count
     bad = [check for check in checks if not check.ok]
     if as_json:
         values = [{**dataclasses.asdict(check), "ok": check.ok} for check in checks]
@@ -112,6 +118,11 @@ def verify(
         out.print(agreed + (f" The error of {unmeasured} could not be measured here." if unmeasured else ""))
     if bad:
         raise typer.Exit(1)
+
+
+def _checked(checks: list[Check], n: int) -> str:
+    good = sum(check.ok for check in checks)
+    return f"{len(checks)} of {n} runs were checked, and {good} agree with their results" if checks else ""
 
 
 def report(

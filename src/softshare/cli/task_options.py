@@ -28,6 +28,9 @@ DeviceOption = Annotated[
     str, typer.Option(help="Device of an experiment. One of: cpu, cuda, auto (a GPU if there is one).")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what already exists.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the details too: each tensor, the parts of the file, messages.")
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with a run that was stopped. If there is none, start one.")
 ]

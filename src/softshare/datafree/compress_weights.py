@@ -49,6 +49,17 @@ class FittedWeights:
         n = self.quantized.n_shared + sum(t.numel() for t in self.quantized.rest.values())
         return 8 * len(self.data) / n
 
+    @property
+    def original_bytes(self) -> int:
+        """The bytes of the checkpoint's tensors in their own dtypes, each tied tensor counted once."""
+        shared = sum(t.indices.numel() * t.dtype.itemsize for t in self.quantized.shared)
+        return shared + sum(t.nbytes for t in self.quantized.rest.values())
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the file is than the tensors of the checkpoint."""
+        return self.original_bytes / len(self.data)
+
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the file, whole or not at all, and return its size in bytes."""
         return write_atomic(path, self.data)
