@@ -68,8 +68,10 @@ def quantize(
         fitted.save(file)
     out.print(checkpoint_panel(fitted, checkpoint, time.perf_counter() - start))
     if bits is None and weight_error is None:
-        out.print(f"The default was used: an error of up to {100 * ERROR:g}%. Change it with --bits or --weight-error.")
+        out.print(f"The default error of {100 * ERROR:g}% was used. Change it with --weight-error or --bits.")
     out.print(after_a_file(file), soft_wrap=True)
     if verbose:
         out.print()
         out.print(file_table(inspect_file(file), str(file), out.width), soft_wrap=True)
+        worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+        out.print(f"The tensor with the largest error is {worst}.", soft_wrap=True)

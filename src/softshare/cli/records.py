@@ -85,8 +85,13 @@ def _seeds(text: str) -> list[int]:
 def verify(
     folder: FolderArgument = Path("results"),
     device: Annotated[
-        str, typer.Option(help="One of: cpu, cuda, auto. Results can differ from those of the CPU by rounding.")
-    ] = "cpu",
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="One of: cpu, cuda, auto. Results can differ from those of the CPU by rounding. Default: cpu. A task "
+            "of your own stays where its file has put it.",
+        ),
+    ] = None,
     data: DataOption = None,
     task: Annotated[
         str | None, typer.Option(help="The task of your own runs, as FILE.py:make_task. Experiments need none.")
@@ -102,10 +107,10 @@ def verify(
     from softshare.paper.verify import verify as verify_runs
 
     runs = find_runs(folder)
-    own = load_task(task, "auto", 0, TaskOptions()) if task else None
+    own = load_task(task, device or "auto", 0, TaskOptions()) if task else None
     checks: list[Check] = []
     with stopping(kept=lambda: _checked(checks, len(runs))):
-        for check in _tracked(verify_runs(folder, runs, find_device(device), data, own), len(runs), "verify"):
+        for check in _tracked(verify_runs(folder, runs, find_device(device or "cpu"), data, own), len(runs), "verify"):
             checks.append(check)  # one by one: those before an interrupt count
     bad = [check for check in checks if not check.ok]
     if as_json:

@@ -36,7 +36,7 @@ def result_panel(result: Result, verdict: Verdict, seconds: float, alarms: Seque
         *(("target", text) for text in _target(result)),
         ("time", duration(seconds)),
     ]
-    about = result.experiment + ("" if result.dataset == "custom" else f" on {result.dataset}")
+    about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
     hidden = len(alarms) - MOST_ALARMS
     shown = [*alarms[:MOST_ALARMS], *([f"... and {hidden} more layers"] if hidden > 0 else [])]
     return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, shown)
@@ -45,12 +45,11 @@ def result_panel(result: Result, verdict: Verdict, seconds: float, alarms: Seque
 def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) -> Panel:
     """Of a network that nobody has measured, so it is neither green nor red."""
     errors = fitted.errors
-    worst = max(errors, key=lambda name: errors[name])
     mean = math.sqrt(sum(error**2 for error in errors.values()) / len(errors))
     rows = [
         ("bytes", sizes(fitted.original_bytes, len(fitted.data))),
         ("bits", f"{fitted.bits_per_weight:.2f} per weight"),
-        ("weights", f"off by {100 * mean:.2f}% (root mean square), at most by {100 * errors[worst]:.2f}%, in {worst}"),
+        ("weights", f"off by {100 * mean:.2f}% (root mean square), by at most {100 * max(errors.values()):.2f}%"),
         ("time", duration(seconds)),
     ]
     said = f"{fitted.ratio:.1f} times smaller. Nothing was measured: test the network before you use it."
@@ -88,6 +87,11 @@ def _of_file(file: Path) -> list[tuple[str, str]]:
         ("See what is in the file:", shlex.join(["softshare", "inspect", str(file)])),
         ("Load it in Python:", f"softshare.load_into_(model, {str(file)!r})"),
     ]
+
+
+def _short(experiment: str) -> str:
+    """A user's task without the folders of its file."""
+    return experiment.rpartition("/")[2] if ".py:" in experiment else experiment
 
 
 def sizes(before: int, after: int) -> str:

@@ -53,14 +53,14 @@ def account_table(result: Result) -> Table:
 def result_table(result: Result, paper: PaperRow | None) -> Table:
     """The result, with the row of the paper if there is one."""
     metric = result.metric
-    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "non-zero %", "bytes", "ratio")
+    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "all non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
         n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
-        table.add_row("the paper (estimated)", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
+        table.add_row("paper, estimated", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
     errors = f"{metric.number(result.error_before)} -> {metric.number(result.error_after)}"
     density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
-    table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
+    table.add_row("this file", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
     return table
 
 
