@@ -40,7 +40,7 @@ def moved(task: Task, device: torch.device) -> Task:
 
 def _is_on(task: Task, device: torch.device) -> bool:
     here = {t.device for t in (*task.model.parameters(), *task.model.buffers())}
-    return all(d.type == device.type and device.index in (None, d.index) for d in here)
+    return all(d.type == device.type and (d.type == "cpu" or device.index in (None, d.index)) for d in here)
 
 
 def _follows(task: Task) -> bool:
