@@ -41,9 +41,10 @@ def demo(
     device: DeviceOption = "auto",
     verbose: VerboseOption = False,
 ) -> None:
-    """Compress LeNet-300-100 on MNIST, which is in the package, and compare with the paper.
+    """Compress LeNet-300-100 on MNIST, which is in the package, as an example.
 
-    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model.
+    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model. With
+    --verbose it compares the result with the paper.
     """
     from softshare.cli.run_task import RunOptions, run_task
     from softshare.zoo.experiments import get_experiment
