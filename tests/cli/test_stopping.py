@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import copied, run, write_task
-from softshare.cli.stopping import AGAIN, RESUME, stopping
+from softshare.cli.stopping import AGAIN, AGAIN_TO_GO_ON, RESUME, stopping
 from softshare.train.hooks import EpochRecord
 
 STOPPED = 128 + signal.SIGINT
@@ -44,7 +44,7 @@ def test_a_second_interrupt_of_compress(
     args = ("compress", spec, "--epochs", 2, "--no-limit", "--checkpoint-every", 0, "--out", folder)
     monkeypatch.setattr("softshare.cli.run_task.compress_task", interrupt)
     assert run(*args) == STOPPED
-    assert said(capsys) == f"stopped. Nothing was kept. {AGAIN}"
+    assert said(capsys) == f"stopped. Nothing new was kept. {AGAIN}"
     monkeypatch.undo()
 
     def late(hook: Any, record: EpochRecord) -> None:
@@ -67,7 +67,10 @@ def test_compress_in_its_final_measurement(
     assert run("compress", write_task(tmp_path), "--epochs", 1, "--no-limit", "--out", tmp_path / "run") == STOPPED
     model = tmp_path / ".run.unfinished" / "model.sws"
     assert model.exists()
-    assert said(capsys).startswith(f"stopped. The compressed network is in {model}, but it was not measured. ")
+    assert said(capsys) == (
+        f"stopped. The compressed network is in {model}, but it was not measured. Move it away to keep it, or give the "
+        "same command with --overwrite"
+    )
 
 
 def test_the_demo_has_no_resume(
@@ -84,13 +87,13 @@ def test_the_demo_has_no_resume(
     assert run("demo", "--out", tmp_path / "demo") == STOPPED
     text = said(capsys)
     assert str(folder / "pretraining.run") in text
-    assert text.endswith(AGAIN)
+    assert text.endswith(AGAIN_TO_GO_ON)
 
 
 def test_pretrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("softshare.cli.run_task.pretrain_into", interrupt)
     assert run("pretrain", "lenet-300-100", "--out", tmp_path / "run") == STOPPED
-    assert said(capsys) == f"stopped. Nothing was kept. {AGAIN}"
+    assert said(capsys) == f"stopped. Nothing new was kept. {AGAIN}"
 
 
 def test_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,4 +157,4 @@ def test_other_commands(
     }
     monkeypatch.setattr(function, interrupt)
     assert run(command, *arguments[command]) == STOPPED
-    assert said(capsys) == f"stopped. Nothing was kept. {AGAIN}"
+    assert said(capsys) == f"stopped. Nothing new was kept. {AGAIN}"

@@ -12,7 +12,7 @@ from rich.panel import Panel
 import softshare as ss
 from cli_results import RESULT
 from softshare.cli.console import SafeConsole
-from softshare.cli.summary import after_a_file, after_a_run, checkpoint_panel, duration, result_panel
+from softshare.cli.summary import after_a_file, after_a_run, checkpoint_panel, duration, result_panel, sizes
 from softshare.result import Result
 from softshare.task import Metric
 from softshare.verdict import verdict
@@ -109,6 +109,11 @@ def test_a_checkpoint_has_its_size_and_its_ratio_before_and_after() -> None:
     times = f"{fitted.ratio:.1f} times smaller"
     assert lines[0] == f"{times}. Nothing was measured: test the network before you use it."
     assert lines[2:4] == ["m.safetensors", f"bytes    2,560 -> {len(fitted.data)} ({times})"]
+
+
+def test_a_file_that_is_larger_says_so() -> None:
+    assert sizes(100, 40) == "100 -> 40 (2.5 times smaller)"
+    assert sizes(100, 150) == "100 -> 150 (1.5 times larger)"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (99.4, "99 s"), (150, "2 min"), (7200, "2.0 h")])

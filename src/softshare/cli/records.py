@@ -13,7 +13,7 @@ import typer
 from softshare import zoo
 from softshare.cli import tables
 from softshare.cli.console import console
-from softshare.cli.stopping import stopping
+from softshare.cli.stopping import AGAIN, AGAIN_TO_GO_ON, stopping
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, find_device, load_task
 from softshare.errors import ConfigError
 
@@ -66,7 +66,7 @@ def reproduce(
         hooks=lambda title: [ProgressBar(title)],
         say=_say,
     )
-    with stopping("Give the same command again to go on", lambda: f"Finished results are kept in {folder}"):
+    with stopping(kept=lambda: f"Finished results are kept in {folder}. {AGAIN_TO_GO_ON}"):
         made = list(found)
     out.print(tables.reproduced_table(made, f"{experiment}, in {folder}"))
 
@@ -127,7 +127,7 @@ def verify(
 
 def _checked(checks: list[Check], n: int) -> str:
     good = sum(check.ok for check in checks)
-    return f"{len(checks)} of {n} runs were checked, and {good} agree with their results" if checks else ""
+    return f"{len(checks)} of {n} runs were checked, and {good} agree with their results. {AGAIN}" if checks else ""
 
 
 def report(

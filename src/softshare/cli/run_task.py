@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,9 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
     pretrains = pretrains and not weights
     trained = (PRETRAINED, *TRAINED) if pretrains else TRAINED
+    resumed = (RETRAINING, PRETRAINED, PRETRAINING) if pretrains else (RETRAINING,)
     with (
-        stopping(options.go_on, lambda: kept_of(folder)),
+        stopping(options.go_on, lambda: kept_of(folder, resumed, options.go_on)),
         options.watching.hooks(unfinished_folder(folder), task.metric) as watchers,
         output_folder(folder, overwrite, over, trained, options.resume) as unfinished,
     ):
@@ -192,13 +193,17 @@ def _save_networks(folder: Path, compressed: Compressed) -> None:
         save_checkpoint(folder / RETRAINED, compressed.retrained)
 
 
-def kept_of(folder: Path) -> str:
-    """What is left of a run that was stopped at once, by a second Ctrl-C or outside of the training."""
+def kept_of(folder: Path, names: Sequence[str], go_on: str) -> str:
+    """What is left of a run that was stopped at once, by a second Ctrl-C or outside of the training, and what to do.
+
+    The names are those of files from which a run goes on, the latest first.
+    """
     left = unfinished_folder(folder)
+    found = [left / name for name in names if (left / name).exists()]
     if (left / MODEL).exists():
-        return f"The compressed network is in {left / MODEL}, but it was not measured"
-    found = [left / name for name in (RETRAINING, PRETRAINING) if (left / name).exists()]
-    return f"The run is kept in {found[0]}, as it was when that was written" if found else ""
+        then = go_on if found else "Move it away to keep it, or give the same command with --overwrite"
+        return f"The compressed network is in {left / MODEL}, but it was not measured. {then}"
+    return f"The run is kept in {found[0]}, as it was when that was written. {go_on}" if found else ""
 
 
 def _measured(task: Task, compressed: Compressed, config: CompressConfig, options: RunOptions, spec: str) -> Result:

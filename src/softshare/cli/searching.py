@@ -10,7 +10,7 @@ import typer
 
 from softshare import zoo
 from softshare.cli.settings import ConfigOption, read_settings
-from softshare.cli.stopping import stopping
+from softshare.cli.stopping import AGAIN_TO_GO_ON, stopping
 from softshare.cli.task_options import (
     NETWORK,
     AugmentOption,
@@ -113,7 +113,7 @@ def tune(
             judge=make_task(task, "cpu", data=data),  # `softshare verify` measures on the CPU
         )
     log = console(stderr=True)
-    with stopping("Give the same command again to go on", lambda: f"Finished trials are kept in {job.folder}"):
+    with stopping(kept=lambda: f"Finished trials are kept in {job.folder}. {AGAIN_TO_GO_ON}"):
         rows = run_study(
             job,
             StudyConfig(trials, sampler, error_bound, storage, study),

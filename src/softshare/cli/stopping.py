@@ -14,21 +14,21 @@ from softshare.errors import StoppedError
 
 RESUME = "Give the same command with --resume to go on"
 AGAIN = "Give the same command again"
+AGAIN_TO_GO_ON = f"{AGAIN} to go on"
 
 
 @contextlib.contextmanager
 def stopping(go_on: str = AGAIN, kept: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Within, a signal ends the command. `kept` says what is left if a run did not keep its own checkpoint.
+    """Within, a signal ends the command. A run that keeps a checkpoint says so itself, and `go_on` says what to do.
 
-    If nothing is left there is nothing to go on with, and the command can only be given again.
+    Otherwise `kept` says both: what is left, and what to do. It is empty if nothing is left.
     """
     try:
         yield
     except StoppedError as stop:
         _end(f"{stop}. {go_on}", stop.signal)
     except KeyboardInterrupt:
-        left = kept()
-        _end(f"stopped. {left}. {go_on}" if left else f"stopped. Nothing was kept. {AGAIN}", SIGINT)
+        _end(f"stopped. {kept() or f'Nothing new was kept. {AGAIN}'}", SIGINT)
 
 
 def _end(text: str, signal: int) -> NoReturn:

@@ -52,7 +52,9 @@ def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) ->
         ("weights", f"off by {100 * mean:.2f}% (root mean square), by at most {100 * max(errors.values()):.2f}%"),
         ("time", duration(seconds)),
     ]
-    said = f"{fitted.ratio:.1f} times smaller. Nothing was measured: test the network before you use it."
+    said = (
+        f"{_times(fitted.original_bytes, len(fitted.data))}. Nothing was measured: test the network before you use it."
+    )
     return panel(said, "", checkpoint.name, rows)
 
 
@@ -95,7 +97,11 @@ def _short(experiment: str) -> str:
 
 
 def sizes(before: int, after: int) -> str:
-    return f"{before:,} -> {after:,} ({before / after:.1f} times smaller)"
+    return f"{before:,} -> {after:,} ({_times(before, after)})"
+
+
+def _times(before: int, after: int) -> str:
+    return f"{before / after:.1f} times smaller" if after <= before else f"{after / before:.1f} times larger"
 
 
 def duration(seconds: float) -> str:

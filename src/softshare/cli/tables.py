@@ -23,8 +23,8 @@ MOST_CHARACTERS = 200  # of a name
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=_name(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
-        whole = column == "bytes"  # a folded number would be misread
-        table.add_column(_name(column), justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
+        whole = i > 0  # a folded number would be misread
+        table.add_column(_name(column), justify="right" if i else "left", overflow="fold", no_wrap=whole)
     return table
 
 

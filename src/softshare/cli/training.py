@@ -11,7 +11,7 @@ import typer
 from softshare import zoo
 from softshare._util.run_folder import EVERY
 from softshare.cli.settings import ConfigOption, Settings, read_settings, recorded_target
-from softshare.cli.stopping import AGAIN, RESUME, stopping
+from softshare.cli.stopping import AGAIN_TO_GO_ON, RESUME, stopping
 from softshare.cli.task_options import (
     NETWORK,
     TASK_HELP,
@@ -51,7 +51,7 @@ def demo(
 
     config = get_experiment("lenet-300-100").compress
     options = RunOptions(
-        overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN
+        overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN_TO_GO_ON
     )
     run_task("lenet-300-100", folder, config, options)
 
@@ -71,7 +71,7 @@ def pretrain(
     label_smoothing: SmoothingOption = None,
 ) -> None:
     """Train the network of an experiment from scratch and save it as a safetensors file."""
-    from softshare._util.run_folder import PRETRAINED, output_folder
+    from softshare._util.run_folder import PRETRAINED, PRETRAINING, output_folder
     from softshare.cli.run_task import kept_of, out, pretrain_into
     from softshare.cli.spared import spared
     from softshare.result import final_error
@@ -80,7 +80,10 @@ def pretrain(
     options = TaskOptions(data, augment, label_smoothing)
     task = make_task(experiment, find_device(device), seed, options.config(experiment), data)
     folder = folder or Path("runs") / experiment
-    with stopping(RESUME, lambda: kept_of(folder)), output_folder(folder, overwrite, resume=resume) as unfinished:
+    with (
+        stopping(RESUME, lambda: kept_of(folder, [PRETRAINING], RESUME)),
+        output_folder(folder, overwrite, resume=resume) as unfinished,
+    ):
         pretrain_into(task, experiment, unfinished, seed, checkpoint_every)
     out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
     with spared("the test"):
