@@ -46,7 +46,7 @@ def demo(
     The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model. With
     --verbose it compares the result with the paper.
     """
-    from softshare.cli.run_task import RunOptions, run_task
+    from softshare.cli.run_task import RunOptions, out, run_task
     from softshare.zoo.experiments import get_experiment
 
     config = get_experiment("lenet-300-100").compress
@@ -54,6 +54,7 @@ def demo(
         overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN_TO_GO_ON
     )
     run_task("lenet-300-100", folder, config, options)
+    out.print("The demo trains once, for a small file. To keep the accuracy: softshare compress lenet-300-100")
 
 
 def pretrain(
