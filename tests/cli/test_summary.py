@@ -12,7 +12,7 @@ from rich.panel import Panel
 import softshare as ss
 from cli_results import RESULT
 from softshare.cli.console import SafeConsole
-from softshare.cli.summary import after_a_file, after_a_run, checkpoint_panel, duration, result_panel, sizes
+from softshare.cli.summary import NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, duration, result_panel, sizes
 from softshare.result import Result
 from softshare.task import Metric
 from softshare.verdict import verdict
@@ -68,6 +68,15 @@ def test_a_target_of_the_users(target: Any, limit: Any, reached: float, metric: 
     found = [line for line in lines if line.startswith("target")]
     assert len(found) == bool(text)
     assert all(line.startswith(text) for line in found)
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_a_target_that_is_not_met_is_said_in_red(met: bool) -> None:
+    """Also if the network kept its accuracy, which is green."""
+    outcome = {"target": {"kind": "MaxError"}, "limit": 0.5, "reached": 1.9, "met": met}
+    result = dataclasses.replace(RESULT, outcome=outcome, noise=0.14)
+    assert (NOT_FOUND in " ".join(panel(result))) == (not met)
+    assert result_panel(result, verdict(result), 1.0).border_style == "green"
 
 
 def test_other_measures_and_odd_names() -> None:

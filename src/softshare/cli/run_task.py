@@ -168,7 +168,6 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     if options.verbose:
         _print_details(folder, compressed, result, spec)
     if compressed.outcome and not compressed.outcome.met:
-        out.print("No network within the target was found. This is the nearest. Try more --steps or another target.")
         raise typer.Exit(NOT_MET)
 
 

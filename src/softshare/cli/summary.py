@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from softshare.verdict import Verdict
 
 COLOURS = {"kept": "green", "lost": "red", "unknown": ""}
-MOST_ALARMS = 3
+NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
+MOST_DEAD = 3  # layers that the panel names
 MOST_CHARACTERS = 200  # of a name
 
 
-def result_panel(result: Result, verdict: Verdict, seconds: float, alarms: Sequence[str] = ()) -> Panel:
-    """The verdict, then what it is about. `alarms` are shown in red: what a user must not overlook."""
+def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequence[str] = ()) -> Panel:
+    """The verdict, then what it is about. A target that is not met and `dead` layers are shown in red."""
     metric = result.metric
     noise = "" if result.noise is None else f" (noise {metric.text(result.noise)})"
     rows = [
@@ -37,9 +38,10 @@ def result_panel(result: Result, verdict: Verdict, seconds: float, alarms: Seque
         ("time", duration(seconds)),
     ]
     about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
-    hidden = len(alarms) - MOST_ALARMS
-    shown = [*alarms[:MOST_ALARMS], *([f"... and {hidden} more layers"] if hidden > 0 else [])]
-    return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, shown)
+    alarms = [] if (result.outcome or {}).get("met", True) else [NOT_FOUND]
+    hidden = len(dead) - MOST_DEAD
+    alarms += [*dead[:MOST_DEAD], *([f"... and {hidden} more layers"] if hidden > 0 else [])]
+    return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, alarms)
 
 
 def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) -> Panel:
