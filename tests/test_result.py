@@ -374,30 +374,8 @@ def test_the_noise_is_that_of_the_figures() -> None:
     share = (0.1 * 50 + 0.5) / 51
     result = measure(task, found, CompressConfig())
     assert result.noise == pytest.approx(100 * math.sqrt(share * (1 - share) / 50))
-    assert result.kept is True
     assert measure(dataclasses.replace(task, test=None), found, CompressConfig()).noise == 0.75
     assert measure(dataclasses.replace(task, noise=lambda model: 0.25), found, CompressConfig()).noise == 0.25
-
-
-@pytest.mark.parametrize(
-    ("metric", "before", "after", "kept", "words"),
-    [
-        (Metric(), 1.0, 1.25, True, "the error rose from 1.00% to 1.25%, where the noise is 0.30%."),
-        (Metric(), 1.0, 1.5, False, "the error rose from 1.00% to 1.50%, where the noise is 0.30%."),
-        (Metric("accuracy", "%", True), 97.5, 97.0, False, "the accuracy fell from 97.50% to 97.00%, where the noise "),
-        (Metric("accuracy", "%", True), 97.5, 98.5, True, "the accuracy fell"),
-        (Metric("loss", ""), 0.25, 0.625, False, "the loss rose from 0.25 to 0.625, where the noise is 0.3."),
-    ],
-)
-def test_a_result_says_what_is_lost(metric: Metric, before: float, after: float, kept: bool, words: str) -> None:
-    task = make_task()
-    result = measure(task, compressed(task, EncodeConfig()), CompressConfig())
-    result = dataclasses.replace(result, metric=metric, error_before=before, error_after=after, noise=0.3)
-    assert result.kept is kept
-    assert result.loss_in_words().startswith(f"On the test set, {words}")
-    unknown = dataclasses.replace(result, noise=None)
-    assert unknown.kept is None
-    assert "noise" not in unknown.loss_in_words()
 
 
 def test_a_metric_that_is_nan_in_the_end() -> None:

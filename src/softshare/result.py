@@ -98,21 +98,6 @@ class Result:
         require(of_rules, "result.config.prior.rules", "a list of rules", rules)
         _require_outcome(self.outcome)
 
-    @property
-    def kept(self) -> bool | None:
-        """Whether the metric is as good as before, within its noise. None if the noise is not known."""
-        return None if self.noise is None else self.metric.loss(self.error_before, self.error_after) <= self.noise
-
-    def loss_in_words(self) -> str:
-        """A sentence that says by how much the metric became worse."""
-        metric, noise = (
-            self.metric,
-            "" if self.noise is None else f", where the noise is {self.metric.text(self.noise)}",
-        )
-        verb = "fell" if metric.higher_is_better else "rose"
-        before, after = metric.text(self.error_before), metric.text(self.error_after)
-        return f"On the test set, the {metric.name} {verb} from {before} to {after}{noise}."
-
     def to_json(self) -> str:
         known = math.isfinite(self.error_bits)
         values = to_plain(self if known else dataclasses.replace(self, error_bits=0.0))

@@ -79,8 +79,33 @@ def test_every_help_is_a_sentence() -> None:
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version") == 0
-    assert capsys.readouterr().out == f"softshare {softshare.__version__}\n"
+    for flag in ("--version", "-V"):
+        assert run(flag) == 0
+        assert capsys.readouterr().out == f"softshare {softshare.__version__}\n"
+
+
+def test_help_is_quick_because_it_imports_nothing_large() -> None:
+    """In a process of its own, because other tests import them."""
+    program = (
+        "import sys\n"
+        "from softshare.cli import main\n"
+        f"for words in (['--help'], ['--version'], *([name, '-h'] for name in {NAMES!r})):\n"
+        "    assert main(words) == 0, words\n"
+        "print([m for m in ('torch', 'numpy', 'numba', 'matplotlib', 'scipy', 'optuna') if m in sys.modules])\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert child.stdout.splitlines()[-1] == "[]"
+
+
+def test_shell_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    assert "--install-completion" in capsys.readouterr().out
+    program = "import sys; sys.argv = ['softshare']; from softshare.cli import main; sys.exit(main())"
+    for words, completed in (("softshare comp", "compress"), ("softshare compress --max-b", "--max-bytes")):
+        asked = {"_SOFTSHARE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-c", program]
+        child = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked, check=True)
+        assert child.stdout.split() == [completed]
 
 
 def test_an_unknown_command_and_none_end_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,11 @@ def test_weights_to_a_file_and_back(weights: Path, tmp_path: Path, capsys: pytes
     n = sum(t.numel() for t in safetensors.torch.load_file(weights).values())
     assert 0.97 * 6 <= 8 * file.stat().st_size / n <= 6
     assert f"{file.stat().st_size:,}" in printed
-    assert "error of the weights, relative to each tensor" in printed
+    before = sum({t.data_ptr(): t.nbytes for t in safetensors.torch.load_file(weights).values()}.values())
+    ratio = f"({before / file.stat().st_size:.1f} times smaller)"
+    assert f"bytes    {before:,} -> {file.stat().st_size:,} {ratio}" in printed
+    assert "weights  off by " in printed
+    assert "non-zero" not in printed
     assert run("inspect", file, "--json") == 0
     kinds = {t["name"]: t["kind"] for t in json.loads(capsys.readouterr().out)["tensors"]}
     assert kinds["block.linear1.weight"] == "shared"
@@ -53,14 +57,18 @@ def test_an_error_on_the_weights_and_options_of_the_file(weights: Path, capsys: 
     assert ss.inspect(file).codec == "han"
     assert run("quantize", weights, *options) == 2
     assert "already exists. Give --overwrite" in capsys.readouterr().err
-    assert run("quantize", weights, *options, "--overwrite") == 0
+    capsys.readouterr()
+    assert run("quantize", weights, *options, "--overwrite", "--verbose") == 0
+    printed = capsys.readouterr().out
+    assert "Shared weights that are not 0: " in printed
+    assert "The tensor with the largest error is " in printed
 
 
 def test_with_no_goal_the_error_is_the_default(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("quantize", weights, "--out", tmp_path / "model.sws") == 0
-    assert "The default was used: an error of up to 5%." in capsys.readouterr().out
+    assert "The default error of 5% was used." in capsys.readouterr().out
     assert run("quantize", weights, "--out", tmp_path / "same.sws", "--weight-error", 0.05) == 0
     assert "The default" not in capsys.readouterr().out
     assert (tmp_path / "model.sws").read_bytes() == (tmp_path / "same.sws").read_bytes()

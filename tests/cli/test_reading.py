@@ -14,6 +14,9 @@ import torch
 import softshare as ss
 from cli_runs import ACCURATE, Refusals, assert_same_state, result_of, run, write_task
 from networks import Transformer, make_task
+from softshare.result import Result
+from softshare.verdict import verdict
+from softshare.zoo.models import LeNet300100
 
 AFFINE = ("weight", "bias")  # of batch norm; its other tensors are statistics
 TASK = """
@@ -41,8 +44,20 @@ def test_inspect_shows_every_tensor_and_the_size(finished: Path, capsys: pytest.
     assert run("inspect", finished / "model.sws") == 0
     text = capsys.readouterr().out
     for name in ("0.weight", "0.bias", "4.weight", "4.bias", "1.weight", "overhead"):
-        assert f"│ {name} " in text
+        assert any(line.startswith(f"{name} ") for line in text.splitlines())
     assert f"{(finished / 'model.sws').stat().st_size:,} bytes" in " ".join(text.split())
+
+
+def test_inspect_folds_repeated_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    state = {f"layers.{k}.attn.weight": torch.randn(6, 6) for k in range(4)}
+    ss.compress_weights(state, weight_error=0.3).save(tmp_path / "m.sws")
+    assert run("inspect", tmp_path / "m.sws") == 0
+    assert "layers.{0-3}.attn.weight x4  " in capsys.readouterr().out
+    assert run("inspect", tmp_path / "m.sws", "--verbose") == 0
+    text = capsys.readouterr().out
+    assert [name for name in state if f"{name}  " in text] == list(state)
+    assert "x4" not in text
 
 
 def test_inspect_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +151,10 @@ def test_evaluate_measures_the_file_again(copy: Path, capsys: pytest.CaptureFixt
         (copy / name).unlink()
     assert run("evaluate", copy, "--trust") == 0
     result, printed = result_of(copy), capsys.readouterr().out
-    assert f"error {result['error_after']:.4f}% (result.json: {result['error_after']:.4f}%)" in printed
-    assert f"{result['file_bytes']} bytes" in printed
+    measured = f"error {result['error_after']:.4f}%, {result['file_bytes']} bytes."
+    assert f"Measured: {measured} result.json says: {measured}" in printed
+    sentence = verdict(Result.load(copy / "result.json")).sentence
+    assert sentence in " ".join(printed.replace("│", " ").split())
 
 
 def test_evaluate_says_when_the_result_is_not_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +205,16 @@ def test_a_run_of_a_task_with_a_name_of_its_own(tmp_path: Path, refused: Refusal
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_export_an_experiment_to_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its batches are neither tensors nor tuples."""
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    ss.compress_weights(LeNet300100().state_dict(), weight_error=0.3).save(tmp_path / "m.sws")
+    assert run("export", tmp_path / "m.sws", "--onnx", tmp_path / "m.onnx", "--task", "lenet-300-100") == 0
+    assert "The outputs of onnxruntime and PyTorch agree to within" in capsys.readouterr().out
+
+
 def test_export_to_onnx(batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With and without re-estimated batch-norm statistics. Each gives its own outputs."""
     import onnxruntime

@@ -34,6 +34,8 @@ from cli_runs import (
     write_trained_task,
 )
 from softshare.config import CompressConfig, RetrainConfig
+from softshare.result import Result
+from softshare.verdict import verdict
 from softshare.zoo import experiments
 from softshare.zoo.datasets import Split, load_mnist
 from softshare.zoo.models import LeNet300100
@@ -113,13 +115,39 @@ def test_compress_prints_where_and_what(tmp_path: Path, capsys: pytest.CaptureFi
     text = "".join(line.rstrip("\n") for line in capsys.readouterr().out.splitlines())
     assert "[b]run" in text
     assert f"{result_of(tmp_path / '[b]run')['file_bytes']:,}" in text
+    assert "Description length" not in text  # nor any other detail
 
 
-@pytest.mark.parametrize(("after", "says"), [(5.0, False), (7.0, False), (9.5, True)])
+def test_details_are_shown_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The panel comes first. The table counts shared weights, the comparison all parameters, and both say so."""
+    folder = tmp_path / "run"
+    assert run("compress", write_task(tmp_path), "--epochs", 1, "--no-limit", "--out", folder, "--verbose") == 0
+    text = capsys.readouterr().out
+    parts = [
+        "one standard",
+        "softshare report",
+        "Shared weights that are not 0",
+        "Description length",
+        "all non-zero %",
+    ]
+    assert sorted(parts, key=text.index) == parts
+    assert "The run used one seed (0)" in text
+
+
+def test_a_dead_layer_is_said_and_so_is_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_task(tmp_path)
+    rule = ("--rule", "keep:4.weight")
+    assert run("compress", spec, "--epochs", 3, "--tau", 0.5, "--no-limit", *rule, "--out", tmp_path / "run") == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert text.count("0.weight: all of its weights are 0, so nothing passes through it") == 1
+    assert "of the weights are kept as they are: 4.weight" in text
+
+
+@pytest.mark.parametrize(("after", "says"), [(5.0, False), (9.5, False), (12.0, True)])
 def test_compress_says_what_is_lost_on_the_test_set(
     after: float, says: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If it is more than the noise there, whatever validation says."""
+    """If it is more than twice the noise there, whatever validation says."""
     test = f"{after} if len(model[4].weight.unique()) <= 17 else 5.0"  # known by its few values
     spec = write_task(
         tmp_path,
@@ -133,9 +161,9 @@ def test_compress_says_what_is_lost_on_the_test_set(
     share = (0.05 * 64 + 0.5) / 65
     noise = 100 * math.sqrt(share * (1 - share) / 64)
     text = " ".join(capsys.readouterr().out.split())
-    said = f"On the test set, the error rose from 5.00% to {after:.2f}%, where the noise is {noise:.2f}%."
-    assert (f"{said} kept its accuracy" in text) == says
-    assert ("On the test set" in text) == says
+    said = f"error 5.00% -> {after:.2f}%, where one standard error is {noise:.2f}%."
+    assert (f"Lost {after - 5:.2f} points: {said}" in text.replace(" │ │ ", " ")) == says
+    assert ("Kept its accuracy" in text) == (not says)
     result = result_of(tmp_path / "run")
     assert (result["error_before"], result["error_after"]) == (5.0, after)  # of `test`, not of `evaluate`
     assert result["noise"] == pytest.approx(noise)
@@ -149,14 +177,14 @@ def test_a_task_is_shown_by_its_own_metric(tmp_path: Path, capsys: pytest.Captur
     result = result_of(tmp_path / "run")
     assert result["metric"] == {"name": "accuracy", "unit": "%", "higher_is_better": True}
     assert result["error_before"] == 100 - 100 * round(64 * (1 - result["error_before"] / 100)) / 64
-    shown = f"{result['error_before']:.2f} -> {result['error_after']:.2f}"
+    shown = f"accuracy  {result['error_before']:.2f}% -> {result['error_after']:.2f}% (noise "
     before, after = result["others"]["loss"]
-    assert "accuracy %" in text
     assert shown in text
-    assert "error %" not in text
-    assert re.search(rf"loss +│ +{before:.4g} +│ +{after:.4g}", text)
+    words = " ".join(text.replace("│", " ").split())
+    assert "error" not in words.replace("standard error", "")
+    assert re.search(rf"│ loss +{before:.4g} -> {after:.4g} ", text)
     assert run("evaluate", tmp_path / "run", "--trust") == 0
-    assert f"accuracy {result['error_after']:.4f}% (result.json: " in capsys.readouterr().out
+    assert f"Measured: accuracy {result['error_after']:.4f}%, " in capsys.readouterr().out
     assert run("verify", tmp_path / "run", "--task", spec) == 0
     assert "accuracy %" in capsys.readouterr().out
     assert run("report", tmp_path / "run") == 0
@@ -177,8 +205,8 @@ def test_a_metric_that_is_nan_in_the_end_is_no_traceback(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("option", "value", "status", "text"),
     [
-        ("--max-bytes", 215, 0, "target met: "),
-        ("--max-error", 0.0, 3, "target not met: "),
+        ("--max-bytes", 215, 0, "The target is met."),
+        ("--max-error", 0.0, 3, "The target is not met."),
     ],
 )
 def test_a_target_is_met_or_the_exit_status_is_3(
@@ -186,7 +214,9 @@ def test_a_target_is_met_or_the_exit_status_is_3(
 ) -> None:
     args = ("--epochs", 3, "--zero-mixing", 0.5, option, value, "--out", tmp_path / "run")
     assert run("compress", write_task(tmp_path), *args) == status
-    assert text in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert text in printed
+    assert ("No network within the target was found" in printed) == (status == 3)
     assert sorted(contents(tmp_path / "run")) == RUN_FILES  # the nearest network was written
     result = result_of(tmp_path / "run")
     kinds = {"--max-bytes": "MaxBytes", "--max-error": "MaxError"}
@@ -198,7 +228,7 @@ def test_a_target_is_met_or_the_exit_status_is_3(
 
 
 def test_by_default_the_network_is_as_good_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several runs, a history of all of them, and the outcome as the last words."""
+    """Several runs, a history of all of them, and the verdict as the first words."""
     assert run("compress", write_trained_task(tmp_path), "--steps", 60, "--out", tmp_path / "run") == 0
     captured = capsys.readouterr()
     result = result_of(tmp_path / "run")
@@ -208,9 +238,10 @@ def test_by_default_the_network_is_as_good_as_before(tmp_path: Path, capsys: pyt
     assert outcome["after"] <= outcome["before"] + outcome["noise"]
     assert outcome["after"] == result["error_after"]
     assert result["noise"] == outcome["noise"]
-    figures = [f"{outcome[name]:.2f}%" for name in ("before", "after", "noise")]
-    last = "kept its accuracy: error {} before, {} now on validation data, where the noise is {}".format(*figures)
-    assert " ".join(captured.out.split()).endswith(last)
+    said = verdict(Result.load(tmp_path / "run" / "result.json"))
+    assert said.fate == "kept"
+    assert " ".join(captured.out.replace("│", " ").split()[1:]).startswith(said.sentence)  # after the frame
+    assert len(captured.out.splitlines()) <= 12
     assert "retrain, run 2" in captured.err
     with (tmp_path / "run" / "history.csv").open(newline="") as file:
         looks = [int(row["epoch"]) for row in csv.DictReader(file)]
@@ -231,8 +262,9 @@ def test_a_network_that_cannot_be_compressed_without_loss(tmp_path: Path, capsys
     )
     args = ("--epochs", 1, "--zero-mixing", 0.5, "--components", 2, "--out", tmp_path / "run")
     assert run("compress", spec, *args) == 3
-    text = " ".join(capsys.readouterr().out.split())
-    assert "cannot be compressed without loss, the nearest found lost 29.00%: error 1.00% before, 30.00% now" in text
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Lost 29.00 points: error 1.00% -> 30.00%, where one standard error is 0.50%." in text
+    assert "No network within the target was found" in text
     assert sorted(contents(tmp_path / "run")) == RUN_FILES
     outcome = result_of(tmp_path / "run")["outcome"]
     assert (outcome["met"], outcome["kept"], outcome["noise"]) == (False, False, 0.5)
@@ -374,7 +406,7 @@ def test_compress_an_experiment_from_given_weights(mnist: tuple[Split, Split, Sp
 
 @pytest.mark.slow
 def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("demo", "--out", tmp_path / "demo") == 0
+    assert run("demo", "--verbose", "--out", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
     folder = tmp_path / "demo"
     assert sorted(os.listdir(folder)) == RUN_FILES
@@ -388,7 +420,7 @@ def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.
     pretrained = safetensors.torch.load_file(folder / "pretrained.safetensors")
     assert result["error_before"] == lenet_error(pretrained, mnist[2])
     for text in (
-        "the paper (estimated)",
+        "paper, estimated",
         "1.89 -> 1.94",
         "64.0",
         f"{result['file_bytes']:,}",

@@ -140,7 +140,7 @@ def test_models_without_hidden_units() -> None:
     with pytest.raises(ModelError, match="expected hidden units in chains of Linear and Conv2d, got a model without"):
         UnitPrior(nn.Linear(3, 3))
     normalized = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-    with pytest.raises(ModelError, match="0: _1 may mix its units"):
+    with pytest.raises(ModelError, match="0: BatchNorm1d may mix its units"):
         UnitPrior(normalized)
     blank = mlp()
     nn.init.zeros_(blank[2].weight)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from softshare.cli.records import report, reproduce, results, verify
 from softshare.cli.searching import tune
 from softshare.cli.settings import config
 from softshare.cli.start import init
+from softshare.cli.stopping import stopping
 from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
 from softshare.errors import ConfigError, SoftShareError, TaskError
@@ -69,7 +70,8 @@ def _own_status(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with stopping():  # commands that keep something say what
+                command(*args, **kwargs)
         except SystemExit as stop:
             raise ConfigError(
                 f"the task ended the program by sys.exit({stop.code!r}), so the command could not finish. Remove the "
@@ -92,7 +94,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 

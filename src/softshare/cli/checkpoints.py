@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from softshare.cli.task_options import OverwriteOption
+from softshare.cli.task_options import OverwriteOption, VerboseOption
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError
 
@@ -32,6 +31,7 @@ def quantize(
         ),
     ] = None,
     overwrite: OverwriteOption = False,
+    verbose: VerboseOption = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -41,8 +41,9 @@ def quantize(
     """
     from softshare._util.files import require_plain, require_writable
     from softshare._util.run_folder import made_folder
-    from softshare.cli import tables
     from softshare.cli.console import console
+    from softshare.cli.file_table import file_table
+    from softshare.cli.summary import after_a_file, checkpoint_panel
     from softshare.codec import inspect as inspect_file
     from softshare.datafree.compress_weights import ERROR, compress_weights
 
@@ -65,13 +66,12 @@ def quantize(
             checkpoint, bits=bits, weight_error=weight_error, rules=rules, config=EncodeConfig(**overrides)
         )
         fitted.save(file)
-    out.print(tables.file_table(inspect_file(file), str(file)))
-    worst = max(fitted.errors, key=lambda name: fitted.errors[name])
-    total = math.sqrt(sum(error**2 for error in fitted.errors.values()) / len(fitted.errors))
+    out.print(checkpoint_panel(fitted, checkpoint, time.perf_counter() - start))
     if bits is None and weight_error is None:
-        out.print(f"The default was used: an error of up to {100 * ERROR:g}%. Change it with --bits or --weight-error.")
-    out.print(
-        f"The error of the weights, relative to each tensor, is {100 * total:.2f}% (root mean square). The largest is "
-        f"{100 * fitted.errors[worst]:.2f}%, in {worst}. It took {time.perf_counter() - start:.0f} s.",
-        soft_wrap=True,
-    )
+        out.print(f"The default error of {100 * ERROR:g}% was used. Change it with --weight-error or --bits.")
+    out.print(after_a_file(file), soft_wrap=True)
+    if verbose:
+        out.print()
+        out.print(file_table(inspect_file(file), str(file), out.width), soft_wrap=True)
+        worst = max(fitted.errors, key=lambda name: fitted.errors[name])
+        out.print(f"The tensor with the largest error is {worst}.", soft_wrap=True)

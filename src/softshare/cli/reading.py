@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softshare import zoo
-from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.file_table import file_table
+from softshare.cli.summary import result_panel
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, load_task
 from softshare.errors import ConfigError
 
@@ -31,11 +34,12 @@ BatchNormOption = Annotated[
 def inspect(
     file: Annotated[Path, typer.Argument(help="An .sws file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each tensor of repeated blocks.")] = False,
 ) -> None:
     """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
-    The command reads only headers and decodes nothing. The table shows the first 1000 tensors, and the last 200
-    characters of a name. JSON has all of them.
+    The command reads only headers and decodes nothing. Tensors of one shape whose names differ only in numbers share a
+    row. The table shows the first 1000 rows, and the last 200 characters of a name. JSON has all tensors.
     """
     from softshare.codec import inspect as inspect_file
 
@@ -43,7 +47,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(info.to_dict(), indent=2))
     else:
-        out.print(tables.file_table(info, str(file)))
+        out.print(file_table(info, str(file), out.width, unfold=verbose), soft_wrap=True)
 
 
 def decompress(
@@ -113,7 +117,9 @@ def evaluate(
     """
     from softshare._util.run_folder import MODEL, RESULT
     from softshare.result import Result, final_error
+    from softshare.verdict import verdict
 
+    start = time.perf_counter()
     result = Result.load(run / RESULT)
     if task and trust:
         raise ConfigError("expected --task or --trust, got both. Leave one out")
@@ -135,9 +141,19 @@ def evaluate(
     _load_into_(loaded, run / MODEL, batch_norm)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
+    # With other batch-norm statistics it is another network than the one that the validation data have judged.
+    found = dataclasses.replace(
+        result,
+        error_after=error,
+        file_bytes=n_bytes,
+        others=None,
+        outcome=None if batch_norm else result.outcome,
+    )
+    out.print(result_panel(found, verdict(found), time.perf_counter() - start))
     out.print(
-        f"{metric.name} {metric.text(error, 2)} (result.json: {metric.text(result.error_after, 2)}), {n_bytes} bytes "
-        f"(result.json: {result.file_bytes})",
+        f"Measured: {metric.name} {metric.text(error, 2)}, {n_bytes:,} bytes. result.json says: {metric.name} "
+        f"{metric.text(result.error_after, 2)}, {result.file_bytes:,} bytes.",
+        soft_wrap=True,
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("The file and result.json differ.")
@@ -208,8 +224,11 @@ def _first_inputs(task: Task) -> Inputs:
     from torch import Tensor
 
     from softshare._util.user_code import batches
+    from softshare.zoo.datasets import Split
 
     batch = next(batches(task.train), None)
+    if isinstance(batch, Split):  # of an experiment
+        return (batch.images,)
     if isinstance(batch, Mapping):
         return {name: t for name, t in batch.items() if name != "labels"}
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch

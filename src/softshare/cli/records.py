@@ -13,6 +13,7 @@ import typer
 from softshare import zoo
 from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.stopping import AGAIN, AGAIN_TO_GO_ON, stopping
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, find_device, load_task
 from softshare.errors import ConfigError
 
@@ -53,7 +54,7 @@ def reproduce(
     from softshare.train.progress import ProgressBar
 
     given = method or methods(experiment)
-    made = reproduce_results(
+    found = reproduce_results(
         experiment,
         given,
         _seeds(seeds),
@@ -65,7 +66,9 @@ def reproduce(
         hooks=lambda title: [ProgressBar(title)],
         say=_say,
     )
-    out.print(tables.reproduced_table(list(made), f"{experiment}, in {folder}"))
+    with stopping(kept=lambda: f"Finished results are kept in {folder}. {AGAIN_TO_GO_ON}"):
+        made = list(found)
+    out.print(tables.reproduced_table(made, f"{experiment}, in {folder}"))
 
 
 def _say(text: str) -> None:
@@ -82,8 +85,13 @@ def _seeds(text: str) -> list[int]:
 def verify(
     folder: FolderArgument = Path("results"),
     device: Annotated[
-        str, typer.Option(help="One of: cpu, cuda, auto. Results can differ from those of the CPU by rounding.")
-    ] = "cpu",
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="One of: cpu, cuda, auto. Results can differ from those of the CPU by rounding. Default: cpu. A task "
+            "of your own stays where its file has put it.",
+        ),
+    ] = None,
     data: DataOption = None,
     task: Annotated[
         str | None, typer.Option(help="The task of your own runs, as FILE.py:make_task. Experiments need none.")
@@ -99,8 +107,11 @@ def verify(
     from softshare.paper.verify import verify as verify_runs
 
     runs = find_runs(folder)
-    own = load_task(task, "auto", 0, TaskOptions()) if task else None
-    checks = list(_tracked(verify_runs(folder, runs, find_device(device), data, own), len(runs), "verify"))
+    own = load_task(task, device or "auto", 0, TaskOptions()) if task else None
+    checks: list[Check] = []
+    with stopping(kept=lambda: _checked(checks, len(runs))):
+        for check in _tracked(verify_runs(folder, runs, find_device(device or "cpu"), data, own), len(runs), "verify"):
+            checks.append(check)  # one by one: those before an interrupt count
     bad = [check for check in checks if not check.ok]
     if as_json:
         values = [{**dataclasses.asdict(check), "ok": check.ok} for check in checks]
@@ -112,6 +123,11 @@ def verify(
         out.print(agreed + (f" The error of {unmeasured} could not be measured here." if unmeasured else ""))
     if bad:
         raise typer.Exit(1)
+
+
+def _checked(checks: list[Check], n: int) -> str:
+    good = sum(check.ok for check in checks)
+    return f"{len(checks)} of {n} runs were checked, and {good} agree with their results. {AGAIN}" if checks else ""
 
 
 def report(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,22 @@ from softshare._util.run_folder import (
 )
 from softshare.cli import tables
 from softshare.cli.console import console
+from softshare.cli.file_table import file_table
 from softshare.cli.spared import spared, spared_hook
+from softshare.cli.stopping import RESUME, stopping
+from softshare.cli.summary import after_a_run, result_panel
 from softshare.cli.task_options import TaskOptions, find_device, load_task
 from softshare.codec import inspect as inspect_file
-from softshare.compressed import Compressed
+from softshare.compressed import Compressed, dead_layers
 from softshare.config import CompressConfig, RetrainConfig
-from softshare.errors import ConfigError, DivergedError, StoppedError
+from softshare.errors import ConfigError, DivergedError
+from softshare.integrations import TensorBoardLog
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
-from softshare.network.weights import WeightView, load_state_
+from softshare.network.weights import WeightView, kept_message, load_state_
 from softshare.prior.prior import MixturePrior
 from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
-from softshare.report.tensorboard import TensorBoardLog
 from softshare.result import Result, measure
 from softshare.route import compress as compress_task
 from softshare.target.files import check_size
@@ -53,6 +56,7 @@ from softshare.task import Metric, Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.resume import Checkpoint
+from softshare.verdict import verdict
 from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
 
 NOT_MET = 3  # exit status: a file was written, but it does not meet the target
@@ -91,6 +95,8 @@ class RunOptions:
     task: TaskOptions = field(default_factory=TaskOptions)
     watching: Watching = field(default_factory=Watching)
     target: Target | None = field(default_factory=WithinNoise)
+    verbose: bool = False
+    go_on: str = RESUME
     pretrained: Any = None  # for a repeated run: how its result says that the network was pre-trained
 
 
@@ -120,8 +126,9 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
     pretrains = pretrains and not weights
     trained = (PRETRAINED, *TRAINED) if pretrains else TRAINED
+    resumed = (RETRAINING, PRETRAINED, PRETRAINING) if pretrains else (RETRAINING,)
     with (
-        going_on(),
+        stopping(options.go_on, lambda: kept_of(folder, resumed, options.go_on)),
         options.watching.hooks(unfinished_folder(folder), task.metric) as watchers,
         output_folder(folder, overwrite, over, trained, options.resume) as unfinished,
     ):
@@ -133,11 +140,10 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         film = FrameLog(unfinished / FRAMES, task.metric, "look" if config.retrain.epochs is None else "epoch")
         try:
-            hooks = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film, *watchers]
+            own = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film]
+            hooks = [spared_hook(hook) for hook in (*own, *watchers)]
             checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every)
-            compressed = compress_task(
-                task, config, [spared_hook(hook) for hook in hooks], target=target, checkpoint=checkpoint
-            )
+            compressed = compress_task(task, config, hooks, target=target, checkpoint=checkpoint)
         except DivergedError as error:
             with spared(f"saving {LAST_GOOD}"):
                 save_checkpoint(unfinished / LAST_GOOD, error.state)
@@ -154,22 +160,29 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
                 )
             raise
         result.save(unfinished / RESULT)
-    out.print(tables.file_table(inspect_file(folder / MODEL), str(folder / MODEL)))
+        for hook in hooks:
+            hook.on_result(compressed, result)
+    out.print(result_panel(result, verdict(result), time.perf_counter() - start, dead_layers(compressed)))
+    for message in kept_message(WeightView.of(task.model, config.prior.rules)):
+        out.print(message)
+    out.print(after_a_run(folder, folder / MODEL), soft_wrap=True)
+    if options.verbose:
+        _print_details(folder, compressed, result, spec)
+    if compressed.outcome and not compressed.outcome.met:
+        raise typer.Exit(NOT_MET)
+
+
+def _print_details(folder: Path, compressed: Compressed, result: Result, spec: str) -> None:
+    """What few want to know of every run. The report and `softshare inspect` show most of it too."""
+    out.print()
+    out.print(file_table(inspect_file(folder / MODEL), str(folder / MODEL), out.width), soft_wrap=True)
     for message in compressed.messages:
         out.print(message)
     out.print(tables.account_table(result))
-    if result.others:
-        out.print(tables.others_table(result.others))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
-    out.print(
-        f"The run is in {folder}. It took {time.perf_counter() - start:.0f} s and used one seed ({seed}).",
-    )
-    if task.test and result.kept is False:
-        out.print(result.loss_in_words())
     if compressed.outcome:
         out.print(str(compressed.outcome))
-        if not compressed.outcome.met:
-            raise typer.Exit(NOT_MET)
+    out.print(f"The run used one seed ({result.seed}), and is in {folder}.", soft_wrap=True)
 
 
 def _save_networks(folder: Path, compressed: Compressed) -> None:
@@ -180,6 +193,19 @@ def _save_networks(folder: Path, compressed: Compressed) -> None:
         save_checkpoint(folder / RETRAINED, compressed.retrained)
 
 
+def kept_of(folder: Path, names: Sequence[str], go_on: str) -> str:
+    """What is left of a run that was stopped at once, by a second Ctrl-C or outside of the training, and what to do.
+
+    The names are those of files from which a run goes on, the latest first.
+    """
+    left = unfinished_folder(folder)
+    found = [left / name for name in names if (left / name).exists()]
+    if (left / MODEL).exists():
+        then = go_on if found else "Move it away to keep it, or give the same command with --overwrite"
+        return f"The compressed network is in {left / MODEL}, but it was not measured. {then}"
+    return f"The run is kept in {found[0]}, as it was when that was written. {go_on}" if found else ""
+
+
 def _measured(task: Task, compressed: Compressed, config: CompressConfig, options: RunOptions, spec: str) -> Result:
     fresh = get_experiment(spec).make_model().to(find_device(options.device)) if spec in EXPERIMENTS else None
     return measure(task, compressed, config, method=options.method, model=fresh)
@@ -187,16 +213,6 @@ def _measured(task: Task, compressed: Compressed, config: CompressConfig, option
 
 def _without_test(task: Task) -> Task:
     return dataclasses.replace(task, test=None, dataset=f"{task.dataset}, validation") if task.test else task
-
-
-@contextlib.contextmanager
-def going_on() -> Iterator[None]:
-    """A run that a signal stops says how to go on, with the exit status of that signal."""
-    try:
-        yield
-    except StoppedError as stop:
-        console(stderr=True).print(f"softshare: {stop}. Give the same command with --resume to go on", soft_wrap=True)
-        raise typer.Exit(128 + stop.signal) from None
 
 
 def pretrain_into(task: Task, name: str, folder: Path, seed: int, every: float = EVERY) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from softshare import zoo
 from softshare.cli.settings import ConfigOption, read_settings
+from softshare.cli.stopping import AGAIN_TO_GO_ON, stopping
 from softshare.cli.task_options import (
     NETWORK,
     AugmentOption,
@@ -112,12 +113,13 @@ def tune(
             judge=make_task(task, "cpu", data=data),  # `softshare verify` measures on the CPU
         )
     log = console(stderr=True)
-    rows = run_study(
-        job,
-        StudyConfig(trials, sampler, error_bound, storage, study),
-        hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
-        say=lambda text: log.print(text, soft_wrap=True),
-    )
+    with stopping(kept=lambda: f"Finished trials are kept in {job.folder}. {AGAIN_TO_GO_ON}"):
+        rows = run_study(
+            job,
+            StudyConfig(trials, sampler, error_bound, storage, study),
+            hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
+            say=lambda text: log.print(text, soft_wrap=True),
+        )
     out = console()
     title = f"The front of {len(rows)} trials, in {job.folder / FRONT}"
     out.print(tables.front_table(front(rows), title, job.task.metric))

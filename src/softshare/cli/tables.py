@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,59 +11,26 @@ from rich.text import Text
 from softshare._util.printable import printable, shorten
 
 if TYPE_CHECKING:
-    from softshare.codec import FileInfo
     from softshare.paper.verify import Check
     from softshare.result import Result
     from softshare.task import Metric
     from softshare.tune.trials import Row
     from softshare.zoo.experiments import PaperRow
 
-MOST_ROWS = 1000  # tensors of a table; `inspect --json` lists all
 MOST_CHARACTERS = 200  # of a name
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=_name(title), title_justify="left", title_style="bold", header_style="bold")
     for i, column in enumerate(columns):
-        whole = column in ("components", "bits", "bytes", "share")  # a folded number would be misread
-        table.add_column(_name(column), justify="left" if i == 0 else "right", overflow="fold", no_wrap=whole)
-    return table
-
-
-def file_table(info: FileInfo, title: str) -> Table:
-    """One row per tensor, up to `MOST_ROWS`. Bits are per weight. The overhead is header, codebooks and checksum."""
-    columns = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
-    table = _table(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", *columns)
-
-    def n_bytes(n: int) -> tuple[str, str]:
-        return f"{n:,}", f"{100 * n / info.file_bytes:.1f}%"
-
-    for k, t in enumerate(info.tensors[:MOST_ROWS]):
-        name = _name(t.name if t.name is not None else f"#{k}")
-        shape = "?" if t.shape is None else shorten("x".join(str(n) for n in t.shape), MOST_CHARACTERS) or "scalar"
-        components = str(t.n_components) if t.kind == "shared" else "kept"
-        bits = "-" if t.bits_per_weight is None else f"{t.bits_per_weight:.3f}"
-        table.add_row(name, shape, _share(t.n_nonzero, t.n), components, bits, *n_bytes(t.n_bytes))
-    if hidden := info.tensors[MOST_ROWS:]:
-        table.add_row(f"{len(hidden):,} more tensors", "", "", "", "", *n_bytes(sum(t.n_bytes for t in hidden)))
-    table.add_row("overhead", "", "", "", "", *n_bytes(info.overhead_bytes), end_section=True)
-    n = sum(t.n or 0 for t in info.tensors)
-    bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
-    shared = [t for t in info.tensors if t.kind == "shared"]
-    nonzero = _share(sum(t.n_nonzero or 0 for t in shared), sum(t.n or 0 for t in shared))
-    table.add_row("file", f"{n:,}" if n else "?", nonzero, "", bits, f"{info.file_bytes:,}", "")
+        whole = i > 0  # a folded number would be misread
+        table.add_column(_name(column), justify="right" if i else "left", overflow="fold", no_wrap=whole)
     return table
 
 
 def _name(text: str) -> Text:
     """A name from a file. It is Text, because rich would read "[x]" in a string as markup."""
     return Text(shorten(printable(text), MOST_CHARACTERS))
-
-
-def _share(part: int | None, whole: int | None) -> str:
-    if part is None:
-        return "-"
-    return f"{part:,} ({100 * part / whole:.1f}%)" if whole else f"{part:,}"
 
 
 def account_table(result: Result) -> Table:
@@ -86,22 +53,14 @@ def account_table(result: Result) -> Table:
 def result_table(result: Result, paper: PaperRow | None) -> Table:
     """The result, with the row of the paper if there is one."""
     metric = result.metric
-    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "non-zero %", "bytes", "ratio")
+    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "all non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
         n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
-        table.add_row("the paper (estimated)", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
+        table.add_row("paper, estimated", errors, f"{paper.nonzero_percent:.1f}", n_bytes, f"{paper.ratio:.1f}")
     errors = f"{metric.number(result.error_before)} -> {metric.number(result.error_after)}"
     density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
-    table.add_row("softshare (the file)", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
-    return table
-
-
-def others_table(others: Mapping[str, Sequence[float | None]]) -> Table:
-    """What a task measures beside the metric that judges it."""
-    table = _table("Other measures", "", "before", "after")
-    for name, (before, after) in others.items():
-        table.add_row(_name(name), *("-" if value is None else f"{value:.4g}" for value in (before, after)))
+    table.add_row("this file", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
     return table
 
 

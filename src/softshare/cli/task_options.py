@@ -25,9 +25,16 @@ NETWORK = "Network and data"  # a panel of --help
 TASK_HELP = f"An experiment ({', '.join(zoo.NAMES)}) or FILE.py:make_task."
 TaskArgument = Annotated[str, typer.Argument(help=TASK_HELP)]
 DeviceOption = Annotated[
-    str, typer.Option(help="Device of an experiment. One of: cpu, cuda, auto (a GPU if there is one).")
+    str,
+    typer.Option(
+        help="Where to compute: cpu, cuda or auto. With auto, an experiment uses a GPU if there is one, and a task of "
+        "your own stays where its file has put it."
+    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what already exists.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the details too: each tensor, the parts of the file, messages.")
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with a run that was stopped. If there is none, start one.")
 ]
@@ -128,10 +135,13 @@ def load_task(spec: str, device: str, seed: int, options: TaskOptions) -> Task:
         raise ConfigError(f"expected one of {', '.join(zoo.NAMES)}, or FILE.py:make_task, got {spec!r}")
     if not Path(file).is_file():
         raise ConfigError(f"{spec}: there is no file {file}")
-    if device != "auto":
-        raise ConfigError(f"--device {device}: {spec} chooses the device of its model and data. Leave the option out")
     options.require_none(spec)
-    return _call(spec, file, function)
+    if device == "auto":
+        return _call(spec, file, function)
+    from softshare.cli.own_device import moved
+
+    to = find_device(device)
+    return moved(_call(spec, file, function), to)
 
 
 def _call(spec: str, file: str, function: str) -> Task:

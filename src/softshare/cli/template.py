@@ -44,7 +44,7 @@ def make_task() -> ss.Task:
 
     # YOURS: a trained network. If you have its weights in a file, replace the training below by
     #     model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
-    # or remove the training and give the file with --weights. To use a GPU, call model.to("cuda"): batches follow it.
+    # or remove the training and give the file with --weights. To use a GPU, give --device cuda: batches follow.
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(15):

@@ -11,6 +11,7 @@ import typer
 from softshare import zoo
 from softshare._util.run_folder import EVERY
 from softshare.cli.settings import ConfigOption, Settings, read_settings, recorded_target
+from softshare.cli.stopping import AGAIN_TO_GO_ON, RESUME, stopping
 from softshare.cli.task_options import (
     NETWORK,
     TASK_HELP,
@@ -22,6 +23,7 @@ from softshare.cli.task_options import (
     ResumeOption,
     SmoothingOption,
     TaskOptions,
+    VerboseOption,
     find_device,
 )
 from softshare.config import CompressConfig
@@ -37,17 +39,22 @@ def demo(
     folder: Annotated[Path, typer.Option("--out", help="Folder for the run.")] = Path("runs/demo"),
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
+    verbose: VerboseOption = False,
 ) -> None:
-    """Compress LeNet-300-100 on MNIST, which is in the package, and compare with the paper.
+    """Compress LeNet-300-100 on MNIST, which is in the package, as an example.
 
-    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model.
+    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model. With
+    --verbose it compares the result with the paper.
     """
-    from softshare.cli.run_task import RunOptions, run_task
+    from softshare.cli.run_task import RunOptions, out, run_task
     from softshare.zoo.experiments import get_experiment
 
     config = get_experiment("lenet-300-100").compress
-    options = RunOptions(overwrite=overwrite, resume=not overwrite, device=device, target=None)
+    options = RunOptions(
+        overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN_TO_GO_ON
+    )
     run_task("lenet-300-100", folder, config, options)
+    out.print("The demo trains once, for a small file. To keep the accuracy: softshare compress lenet-300-100")
 
 
 def pretrain(
@@ -65,8 +72,8 @@ def pretrain(
     label_smoothing: SmoothingOption = None,
 ) -> None:
     """Train the network of an experiment from scratch and save it as a safetensors file."""
-    from softshare._util.run_folder import PRETRAINED, output_folder
-    from softshare.cli.run_task import going_on, out, pretrain_into
+    from softshare._util.run_folder import PRETRAINED, PRETRAINING, output_folder
+    from softshare.cli.run_task import kept_of, out, pretrain_into
     from softshare.cli.spared import spared
     from softshare.result import final_error
     from softshare.zoo.experiments import make_task
@@ -74,7 +81,10 @@ def pretrain(
     options = TaskOptions(data, augment, label_smoothing)
     task = make_task(experiment, find_device(device), seed, options.config(experiment), data)
     folder = folder or Path("runs") / experiment
-    with going_on(), output_folder(folder, overwrite, resume=resume) as unfinished:
+    with (
+        stopping(RESUME, lambda: kept_of(folder, [PRETRAINING], RESUME)),
+        output_folder(folder, overwrite, resume=resume) as unfinished,
+    ):
         pretrain_into(task, experiment, unfinished, seed, checkpoint_every)
     out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
     with spared("the test"):
@@ -126,6 +136,7 @@ def compress(
     overwrite: OverwriteOption = False,
     resume: ResumeOption = False,
     checkpoint_every: EveryOption = EVERY,
+    verbose: VerboseOption = False,
     weights: Annotated[
         Path | None,
         typer.Option(
@@ -171,8 +182,8 @@ def compress(
     frames.npz (for the report) and the checkpoints before and after retraining.
 
     If you name no target, the result is the smallest file found whose network is as good as before, within the noise of
-    the evaluation. This takes several runs of training. The last line says what the network lost. If the target is not
-    met, the folder holds the nearest network that was found, and the exit status is 3.
+    the evaluation. This takes several runs of training. The panel at the end says what the network lost. If the target
+    is not met, the folder holds the nearest network that was found, and the exit status is 3.
 
     An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
     overrides --config. `--config runs/x/result.json` repeats a run; a task of your own must be named again.
@@ -220,6 +231,7 @@ def compress(
             task=options,
             watching=Watching(live, live_port, tensorboard),
             target=target,
+            verbose=verbose,
             pretrained=_recorded_pretraining(task, settings, overrides, from_scratch),
         ),
     )

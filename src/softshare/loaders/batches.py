@@ -42,6 +42,11 @@ class OnDevice:
     def __iter__(self) -> Iterator[Any]:
         return (_moved(batch, device_of(self.model)) for batch in self.loader)
 
+    @property
+    def generator(self) -> Any:
+        """What a DataLoader draws its order from, if it has its own. A run that is resumed restores it."""
+        return getattr(self.loader, "generator", None)
+
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises its own TypeError
 
@@ -175,7 +180,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
+    if callable(getattr(value, "to", None)):  # a tensor, or a class for batches that knows how
         return value.to(device)
     if isinstance(value, Mapping):
         return {name: _moved(part, device) for name, part in value.items()}

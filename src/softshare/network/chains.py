@@ -116,19 +116,26 @@ def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str]) -> Link
             return ""
         inputs = [other for other in here.all_input_nodes if not _is_batch_size(other, before)]
         if inputs != [before] or here.args[:1] != (before,):
-            return f"its output meets others in {here.name}"
+            return f"{_called(here, modules)} joins its output with others"
         target = _layer(here, modules)
         if target is not None:
             break
         step = _step(here, modules)
         if step is None:
-            return f"{here.name} may mix its units"
+            return f"{_called(here, modules)} may mix its units"
         steps.append(step)
     if source is None:
         return "not a layer"
     names = [str(node.target), str(here.target)]
     problem = _problem(source, target, steps) or _tie(names, modules, taken)
     return problem or Link(names[0], names[1], source.weight.shape[0], source.bias is not None, tuple(steps))
+
+
+def _called(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """What a node calls, without the place in the network, so that layers with one problem share a message."""
+    if node.op == "call_module":
+        return type(modules[str(node.target)]).__name__
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def _step(node: fx.Node, modules: dict[str, nn.Module]) -> Step | None:
@@ -194,9 +201,9 @@ def _problem(source: nn.Linear | nn.Conv2d, target: nn.Linear | nn.Conv2d, steps
 def _tie(names: Sequence[str], modules: dict[str, nn.Module], taken: set[str]) -> str:
     for name in names:
         if name in taken:
-            return f"{name} is tied or used more than once"
+            return "it or the next layer is tied or used more than once"
         if _hooked(modules[name]):
-            return f"{name} has hooks"
+            return "it or the next layer has hooks"
     return ""
 
 

@@ -20,6 +20,7 @@ from softshare.config import EncodeConfig
 from softshare.network.chains import Link, find_links
 from softshare.network.weights import layout
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
+from softshare.simplify.words import done, left_alone
 
 _Order = npt.NDArray[np.int64]  # (units,)
 _Distance = npt.NDArray[np.float64]  # (units, units)
@@ -28,7 +29,6 @@ _DEFAULTS = EncodeConfig()
 PASSES = 2  # over the layers: a layer's best order depends on its neighbours'; a second pass earned up to 0.2%
 MOST_UNITS = 1 << 12  # in a layer whose units are ordered by distance, which compares all pairs
 MOST_WEIGHTS = 1 << 24  # in such a layer and the next
-MOST_MESSAGES, MOST_NAMES = 12, 4  # layers that have a message each, and layers that one message names
 
 
 class Moved(NamedTuple):
@@ -78,25 +78,18 @@ def simplify(
     if not links:
         return Simplified(quantized, messages, {})
     bare, removed = _without_idle_units(quantized, links)
-    ordered, names, orders = bare, dict.fromkeys(removed, "unchanged"), dict[str, Tensor]()
+    ordered, orders = bare, dict[str, Tensor]()
     for link in links * PASSES:
         found = _best_order(ordered, link, config)
         if found is not None:
-            ordered, names[link.source], order = found
+            ordered, order = found
             orders[link.source] = orders[link.source][order] if link.source in orders else order
     # An adaptive coder may, by chance, gain nothing from fewer weights: then nothing changes.
     candidates = (quantized, bare, ordered)
     sizes = [len(encode(candidate, config)) for candidate in candidates]
     best = sizes.index(min(sizes))
-    done = []
-    for link in links:
-        n, name = removed[link.source] if best > 0 else 0, names[link.source] if best == 2 else "unchanged"
-        done.append(f"{link.source} -> {link.target}: {n} of {link.n_units} units removed; order: {name}")
-    if len(done) > MOST_MESSAGES:
-        n, of = sum(removed.values()) if best > 0 else 0, sum(link.n_units for link in links)
-        done[MOST_MESSAGES:] = [f"... and {len(done) - MOST_MESSAGES} more layers; {n} of {of} units removed in all"]
-    messages += done
-    messages.append(f"file: {sizes[0]} -> {sizes[best]} bytes")
+    n_removed = removed if best > 0 else {}
+    messages.append(done(links, n_removed, orders if best == 2 else (), sizes[0] - sizes[best]))
     return Simplified(candidates[best], messages, _moved(links, orders) if best == 2 else {})
 
 
@@ -129,19 +122,7 @@ def usable_links(
     shapes = {name: tuple(t.shape) for name, t in layout(model)[0].items()}
     problems = [broken.get(link.source) or _problem(link, shapes, quantized) for link in links]
     left = {link.source: text for link, text in zip(links, problems, strict=True) if text}
-    return [link for link in links if link.source not in left], folded(reasons | left)
-
-
-def folded(reasons: Mapping[str, str]) -> list[str]:
-    """One message per reason, with the layers that it concerns."""
-    layers: dict[str, list[str]] = {}
-    for layer, reason in reasons.items():
-        layers.setdefault(reason, []).append(layer)
-    return [
-        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}: "
-        f"unchanged: {reason}"
-        for reason, names in layers.items()
-    ]
+    return [link for link in links if link.source not in left], left_alone(reasons | left)
 
 
 def _names(link: Link) -> list[str]:
@@ -154,14 +135,20 @@ def _problem(link: Link, shapes: Mapping[str, tuple[int, ...]], quantized: Quant
     tied = {*quantized.tied, *quantized.tied.values()}
     for name in _names(link):
         if name not in shared:
-            return f"{name} is not among the shared tensors"
+            return f"its {_part(link, name)} is not shared"
         if name in tied:
-            return f"{name} is tied"
+            return f"its {_part(link, name)} is tied to another tensor"
         if shared[name] != shapes[name]:
-            return f"{name}: expected shape {shapes[name]}, got {shared[name]}"
+            return f"its {_part(link, name)} has the shape {shared[name]}, and {shapes[name]} in the network"
         if 0 in shapes[name]:
-            return f"{name} is empty"
+            return f"its {_part(link, name)} is empty"
     return ""
+
+
+def _part(link: Link, name: str) -> str:
+    """A tensor of a link without the name of its layer, so that layers with one problem share a message."""
+    own = name.startswith(f"{link.source}.")
+    return f"{name.rpartition('.')[2]}" if own else "successor's weight"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -238,20 +225,17 @@ def _silent_biases(link: Link, bias: QuantizedTensor | None) -> Tensor:  # (K,) 
 
 def _best_order(
     quantized: QuantizedWeights, link: Link, config: EncodeConfig
-) -> tuple[QuantizedWeights, str, Tensor] | None:
-    """The weights with the link's units in the order of the smallest file, the order's name, and the order.
-
-    None if no file is smaller.
-    """
+) -> tuple[QuantizedWeights, Tensor] | None:
+    """The weights with the link's units in the order of the smallest file, and that order. None if none is smaller."""
     best, best_size = None, _size(quantized, link, config)
     _, (units,) = _open(quantized, [link])
-    for name, order in _orders(units):
+    for order in _orders(units):
         indices, (moved,) = _open(quantized, [link])
         moved.permute_(torch.from_numpy(order))
         candidate = _close(quantized, indices)
         size = _size(candidate, link, config)
         if size < best_size:
-            best, best_size = (candidate, name, torch.from_numpy(order)), size
+            best, best_size = (candidate, torch.from_numpy(order)), size
     return best
 
 
@@ -261,7 +245,7 @@ def _size(quantized: QuantizedWeights, link: Link, config: EncodeConfig) -> int:
     return len(encode(QuantizedWeights(shared, {}, {}), dataclasses.replace(config, names="keep")))
 
 
-def _orders(units: Units) -> Iterator[tuple[str, _Order]]:
+def _orders(units: Units) -> Iterator[_Order]:
     """A few orders for a coder whose contexts are the densities of rows and columns, and near neighbours.
 
     Units without weights come last in all of them, because a tensor's code ends at its last non-zero. On trained
@@ -272,27 +256,27 @@ def _orders(units: Units) -> Iterator[tuple[str, _Order]]:
     feeds = (units.outgoing != 0).transpose(0, 1).flatten(1).numpy()  # (units, outputs)
     n_in, n_out = reads.sum(1), feeds.sum(1)
     idle = (n_in + n_out == 0) & (units.bias == 0).numpy()
-    for name, count in (("incoming", n_in), ("outgoing", n_out), ("all", n_in + n_out)):
-        yield f"most {name} weights first", np.lexsort((-count, idle))
-        yield f"fewest {name} weights first", np.lexsort((count, idle))
+    for count in (n_in, n_out, n_in + n_out):
+        yield np.lexsort((-count, idle))  # most weights first
+        yield np.lexsort((count, idle))  # fewest weights first
     if len(idle) <= MOST_UNITS and reads.size + feeds.size <= MOST_WEIGHTS:
         start = int(np.argmin(np.where(idle, np.inf, n_in + n_out)))
-        for name, distance in _distances(reads, feeds):
-            yield f"nearest next, by {name}", _nearest_next(distance, idle, start)
+        for distance in _distances(reads, feeds):
+            yield _nearest_next(distance, idle, start)
 
 
 def _distances(
     reads: npt.NDArray[np.bool_],  # (units, inputs)
     feeds: npt.NDArray[np.bool_],  # (units, outputs)
-) -> Iterator[tuple[str, _Distance]]:
-    """Measures of how much two units differ."""
+) -> Iterator[_Distance]:
+    """Measures of how much two units differ: by the patterns of their weights, or by how many they have."""
     n_in = reads.sum(1).astype(np.float64)
     incoming, outgoing, gap = _hamming(reads), _hamming(feeds), np.abs(n_in[:, None] - n_in)
-    yield "the patterns of incoming weights", incoming
-    yield "the patterns of all weights", outgoing + incoming
-    yield "the patterns of outgoing, then of incoming weights", outgoing * (1 + incoming.max()) + incoming
-    yield "the pattern of outgoing, then the number of incoming weights", outgoing * (1 + gap.max()) + gap
-    yield "the pattern of outgoing and the number of incoming weights", outgoing + gap / 8
+    yield incoming
+    yield outgoing + incoming
+    yield outgoing * (1 + incoming.max()) + incoming  # by the outgoing, then by the incoming
+    yield outgoing * (1 + gap.max()) + gap
+    yield outgoing + gap / 8
 
 
 def _hamming(

@@ -1,0 +1,89 @@
+"""The table of what a file holds. A name or a number is never broken: a name that does not fit has its own line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from softshare._util.printable import printable, shorten
+from softshare.cli.folding import Row, folded, unfolded
+
+if TYPE_CHECKING:
+    from softshare.codec import FileInfo
+
+MOST_ROWS = 1000  # of a table; `inspect --json` lists all tensors
+MOST_CHARACTERS, MOST_OF_SHAPE = 200, 40  # of a name and of a shape, which come from a file
+COLUMNS = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
+GAP = "  "
+
+
+def file_table(info: FileInfo, title: str, width: int, *, unfold: bool = False) -> Text:
+    """A row for each tensor, or for the tensors of a repeated block. Print it with `soft_wrap`.
+
+    Bits are per weight. The overhead is header, codebooks and checksum. A matrix without any weight left is red.
+    """
+    rows = unfolded(info.tensors) if unfold else folded(info.tensors)
+    shown, hidden = rows[:MOST_ROWS], rows[MOST_ROWS:]
+    cells = [_cells(row, info.file_bytes) for row in shown]
+    styles = ["red" if _is_dead(row) else "" for row in shown]
+    others = [(f"{sum(len(row.tensors) for row in hidden):,} more tensors", sum(row.n_bytes for row in hidden))]
+    for name, n_bytes in [*(others if hidden else []), ("overhead", info.overhead_bytes)]:
+        cells.append([name, "", "", "", "", f"{n_bytes:,}", _percent(n_bytes, info.file_bytes)])
+    n = sum(t.n or 0 for t in info.tensors)
+    bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
+    cells.append(["file", f"{n:,}" if n else "?", "", "", bits, f"{info.file_bytes:,}", ""])
+    lines = _lines([list(COLUMNS), *cells], width)
+    head = printable(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes")
+    text = Text().append(f"{head}\n{lines[0]}\n", "bold")
+    for line, style in zip(lines[1:], [*styles, *[""] * (len(cells) - len(styles))], strict=True):
+        text.append(f"{line}\n", style)
+    return text.append("\n".join(_notes(info, shown)))
+
+
+def _cells(row: Row, file_bytes: int) -> list[str]:
+    first = row.tensors[0]
+    shape = "?" if first.shape is None else shorten("x".join(map(str, first.shape)), MOST_OF_SHAPE) or "scalar"
+    nonzero = "-" if row.n_nonzero is None else _percent(row.n_nonzero, row.n) if row.n else f"{row.n_nonzero:,}"
+    least, most = (pick(t.n_components for t in row.tensors) for pick in (min, max))
+    components = "kept" if first.kind == "rest" else str(most) if least == most else f"{least}-{most}"
+    bits = f"{8 * row.n_bytes / row.n:.3f}" if row.n else "-"
+    name = shorten(printable(row.name), MOST_CHARACTERS)
+    return [name, shape, nonzero, components, bits, f"{row.n_bytes:,}", _percent(row.n_bytes, file_bytes)]
+
+
+def _percent(part: int, whole: int | None) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def _is_dead(row: Row) -> bool:
+    """Whether nothing passes through one of the matrices."""
+    return any(t.shape is not None and len(t.shape) > 1 and t.n and t.n_nonzero == 0 for t in row.tensors)
+
+
+def _lines(rows: list[list[str]], width: int) -> list[str]:
+    """The rows as lines, numbers to the right. Names that are too long for the width are above their numbers."""
+    widths = [max(cell_len(row[k]) for row in rows) for k in range(1, len(COLUMNS))]
+    room = max(cell_len(COLUMNS[0]) + 2, width - sum(widths) - len(GAP) * len(widths))
+    names = [cell_len(row[0]) for row in rows]
+    first = max(n for n in names if n <= room)
+    lines = []
+    for (name, *numbers), n in zip(rows, names, strict=True):
+        right = GAP.join(number.rjust(w) for number, w in zip(numbers, widths, strict=True))
+        start = f"{name}\n{' ' * first}" if n > room else name + " " * (first - n)
+        lines.append(f"{start}{GAP}{right}".rstrip())
+    return lines
+
+
+def _notes(info: FileInfo, rows: list[Row]) -> list[str]:
+    shared = [t for t in info.tensors if t.kind == "shared"]
+    n, nonzero = sum(t.n or 0 for t in shared), sum(t.n_nonzero or 0 for t in shared)
+    of = f" of {n:,} ({_percent(nonzero, n)})" if n else ""
+    notes = [f"Shared weights that are not 0: {nonzero:,}{of}."]
+    if len(shared) < len(info.tensors):
+        notes.append("Tensors marked 'kept' are stored as they were.")
+    if several := [len(row.tensors) for row in rows if len(row.tensors) > 1]:
+        notes.append(f"x{several[0]} means {several[0]} tensors: bytes and share are sums, non-zero and bits means.")
+        notes.append("To see each tensor: softshare inspect FILE --verbose")
+    return notes

@@ -1,0 +1,135 @@
+"""The end of a command: a panel that says what became of the network, and what to do next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from softshare._util.printable import printable, shorten
+
+if TYPE_CHECKING:
+    from softshare.datafree.compress_weights import FittedWeights
+    from softshare.result import Result
+    from softshare.verdict import Verdict
+
+COLOURS = {"kept": "green", "lost": "red", "unknown": ""}
+NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
+MOST_DEAD = 3  # layers that the panel names
+MOST_CHARACTERS = 200  # of a name
+
+
+def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequence[str] = ()) -> Panel:
+    """The verdict, then what it is about. A target that is not met and `dead` layers are shown in red."""
+    metric = result.metric
+    noise = "" if result.noise is None else f" (noise {metric.text(result.noise)})"
+    rows = [
+        (metric.name, f"{metric.text(result.error_before)} -> {metric.text(result.error_after)}{noise}"),
+        *((name, " -> ".join(_number(value) for value in pair)) for name, pair in (result.others or {}).items()),
+        ("bytes", sizes(4 * result.n_weights, result.file_bytes)),
+        *(("target", text) for text in _target(result)),
+        ("time", duration(seconds)),
+    ]
+    about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
+    alarms = [] if (result.outcome or {}).get("met", True) else [NOT_FOUND]
+    hidden = len(dead) - MOST_DEAD
+    alarms += [*dead[:MOST_DEAD], *([f"... and {hidden} more layers"] if hidden > 0 else [])]
+    return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, alarms)
+
+
+def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) -> Panel:
+    """Of a network that nobody has measured, so it is neither green nor red."""
+    errors = fitted.errors
+    mean = math.sqrt(sum(error**2 for error in errors.values()) / len(errors))
+    rows = [
+        ("bytes", sizes(fitted.original_bytes, len(fitted.data))),
+        ("bits", f"{fitted.bits_per_weight:.2f} per weight"),
+        ("weights", f"off by {100 * mean:.2f}% (root mean square), by at most {100 * max(errors.values()):.2f}%"),
+        ("time", duration(seconds)),
+    ]
+    said = (
+        f"{_times(fitted.original_bytes, len(fitted.data))}. Nothing was measured: test the network before you use it."
+    )
+    return panel(said, "", checkpoint.name, rows)
+
+
+def panel(sentence: str, colour: str, about: str, rows: Iterable[tuple[str, str]], alarms: Iterable[str] = ()) -> Panel:
+    """A sentence in its colour, red lines, and rows of a name and a text."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(_text(name), _text(text))
+    red = [_text(alarm, "bold red", 1000) for alarm in alarms]
+    head = [_text(sentence, f"bold {colour}".rstrip(), 1000), *red, Text(), _text(about, "bold")]
+    return Panel(Group(*head, table), border_style=colour or "none", padding=(0, 1))
+
+
+def _next_steps(steps: Sequence[tuple[str, str]]) -> Text:
+    """What to do next: what for, and the command or the line of Python. Print it with `soft_wrap`."""
+    width = max(len(what) for what, _ in steps)
+    return Text("\n".join(f"{what.ljust(width)}  {printable(how)}" for what, how in steps))
+
+
+def after_a_run(folder: Path, file: Path) -> Text:
+    return _next_steps([("See how it came about:", shlex.join(["softshare", "report", str(folder)])), *_of_file(file)])
+
+
+def after_a_file(file: Path) -> Text:
+    return _next_steps(_of_file(file))
+
+
+def _of_file(file: Path) -> list[tuple[str, str]]:
+    return [
+        ("See what is in the file:", shlex.join(["softshare", "inspect", str(file)])),
+        ("Load it in Python:", f"softshare.load_into_(model, {str(file)!r})"),
+    ]
+
+
+def _short(experiment: str) -> str:
+    """A user's task without the folders of its file."""
+    return experiment.rpartition("/")[2] if ".py:" in experiment else experiment
+
+
+def sizes(before: int, after: int) -> str:
+    return f"{before:,} -> {after:,} ({_times(before, after)})"
+
+
+def _times(before: int, after: int) -> str:
+    return f"{before / after:.1f} times smaller" if after <= before else f"{after / before:.1f} times larger"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.0f} min" if minutes < 99.5 else f"{hours:.1f} h"
+
+
+def _target(result: Result) -> list[str]:
+    """The limit that a user gave, and what was reached. The limit of nothing lost is the verdict itself."""
+    outcome = result.outcome or {}
+    target, limit, reached = outcome.get("target"), outcome.get("limit"), outcome.get("reached")
+    if target is None or limit is None or reached is None or target.get("kind") == "WithinNoise":
+        return []
+    in_bytes, metric = target.get("kind") == "MaxBytes", result.metric
+    bound = "at least" if metric.higher_is_better and not in_bytes else "at most"
+    wanted, found = (f"{value:,.0f} bytes" if in_bytes else metric.text(value) for value in (limit, reached))
+    where = "" if in_bytes else " on validation data"
+    return [f"{bound} {wanted}, reached {found}{where}"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _text(text: str, style: str = "", most: int = MOST_CHARACTERS) -> Text:
+    """A text that may come from a file: rich must not read it as markup, nor a terminal as commands."""
+    return Text(shorten(printable(text), most), style)

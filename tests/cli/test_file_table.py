@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.text import Text
+
+from softshare.cli.console import SafeConsole
+from softshare.cli.file_table import file_table
+from softshare.codec import FileInfo, TensorInfo
+
+LENET = FileInfo(
+    version=1,
+    codec="han",
+    file_bytes=12_345,
+    tensors=(
+        TensorInfo("fc1.weight", "shared", (300, 784), 235_200, 8_400, 9, 10_000),
+        TensorInfo("fc1.bias", "shared", (300,), 300, 100, 7, 125),
+        TensorInfo("norm.weight", "rest", (300,), 300, None, 0, 1_200),
+        TensorInfo("norm.count", "rest", (), 1, None, 0, 8),
+        TensorInfo("unused", "shared", (0, 4), 0, 0, 0, 0),
+    ),
+)
+HEAD = ["tensor", "shape", "non-zero", "components", "bits", "bytes", "share"]
+
+
+def render(text: Text, width: int = 80) -> list[str]:
+    """The lines as a console of this width prints them."""
+    file = io.StringIO()
+    SafeConsole(width=width, file=file).print(text, soft_wrap=True)
+    return file.getvalue().splitlines()
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    """The words of each line from the heads of the columns on."""
+    return [re.split(r" {2,}", line.strip()) for line in lines[1:]]
+
+
+def test_a_row_for_each_tensor() -> None:
+    lines = render(file_table(LENET, "model.sws", 80))
+    assert lines[0] == "model.sws: version 1, codec han, 12,345 bytes"
+    assert rows(lines) == [
+        HEAD,
+        ["fc1.weight", "300x784", "3.6%", "9", "0.340", "10,000", "81.0%"],  # 8,400 and 8 * 10,000 of 235,200
+        ["fc1.bias", "300", "33.3%", "7", "3.333", "125", "1.0%"],
+        ["norm.weight", "300", "-", "kept", "32.000", "1,200", "9.7%"],
+        ["norm.count", "scalar", "-", "kept", "64.000", "8", "0.1%"],
+        ["unused", "0x4", "0", "0", "-", "0", "0.0%"],
+        ["overhead", "1,012", "8.2%"],  # 12,345 - 10,000 - 125 - 1,200 - 8
+        ["file", "235,801", "0.419", "12,345"],  # 8 * 12,345 / 235,801
+        ["Shared weights that are not 0: 8,500 of 235,500 (3.6%)."],
+        ["Tensors marked 'kept' are stored as they were."],
+    ]
+    assert len({len(line) for line in lines[1:7]}) == 1  # numbers are to the right
+
+
+def test_a_file_without_weights() -> None:
+    assert rows(render(file_table(FileInfo(1, "han", 60, ()), "model.sws", 80)))[1:] == [
+        ["overhead", "60", "100.0%"],
+        ["file", "?", "-", "60"],
+        ["Shared weights that are not 0: 0."],
+    ]
+
+
+def test_a_file_without_names_numbers_its_tensors_and_folds_none() -> None:
+    unnamed = TensorInfo(None, "shared", None, None, 1_234, 9, 200)
+    tensors = (*[unnamed] * 4, TensorInfo(None, "rest", None, None, None, 0, 100))
+    assert rows(render(file_table(FileInfo(1, "adaptive", 1_000, tensors), "model.sws", 80)))[1:-2] == [
+        *(["#" + str(k), "?", "1,234", "9", "-", "200", "20.0%"] for k in range(4)),
+        ["#4", "?", "-", "kept", "-", "100", "10.0%"],
+        ["overhead", "100", "10.0%"],
+        ["file", "?", "-", "1,000"],
+    ]
+
+
+PREFIX = "a.module.path.that.goes.on.and.on.through.many.wrappers.model."
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("stem", ["", "transformer.encoder.layers.", PREFIX + "transformer.encoder.layers."])
+def test_no_name_and_no_number_is_broken(width: int, stem: str) -> None:
+    tensors = (
+        TensorInfo(
+            f"{stem}0.self_attention.in_proj_weight", "shared", (50_257, 768), 38_597_376, 28_947_032, 257, 10**7
+        ),
+        TensorInfo(f"{stem}11.conv.weight", "shared", (1024, 1024, 3, 3, 3), 28_311_552, 1_234_567, 4097, 3_456_789),
+        TensorInfo("head.bias", "shared", (10,), 10, 10, 2, 1),
+    )
+    info = FileInfo(version=1, codec="han", file_bytes=45_678_901, tensors=tensors)
+    lines = render(file_table(info, "/a/long/path/to/the/folder/of/a/run/with/a/long/name/model.sws", width), width)
+    assert "/a/long/path/to/the/folder/of/a/run/with/a/long/name/model.sws: version 1" in lines[0]
+    words = [word for line in lines[1:] for word in line.split()]
+    for t in tensors:
+        assert t.name in words
+        assert {"x".join(map(str, t.shape or ())), str(t.n_components), f"{t.n_bytes:,}"} <= {*words}
+    named = {t.name for t in tensors}
+    assert all(len(line) <= width for line in lines[1:] if line not in named)
+    assert "…" not in "".join(lines)
+
+
+def test_a_repeated_block_is_one_row_with_sums_and_means() -> None:
+    block = [
+        TensorInfo(f"layers.{k}.weight", "shared", (10, 10), 100, 10 + 10 * k, 3 + k, 100 + 100 * k) for k in range(3)
+    ]
+    info = FileInfo(1, "han", 1_000, (TensorInfo("first", "shared", (2, 5), 10, 5, 2, 10), *block))
+    assert rows(render(file_table(info, "m.sws", 80)))[1:] == [
+        ["first", "2x5", "50.0%", "2", "8.000", "10", "1.0%"],
+        ["layers.{0-2}.weight x3", "10x10", "20.0%", "3-5", "16.000", "600", "60.0%"],
+        ["overhead", "390", "39.0%"],
+        ["file", "310", "25.806", "1,000"],
+        ["Shared weights that are not 0: 65 of 310 (21.0%)."],
+        ["x3 means 3 tensors: bytes and share are sums, non-zero and bits means."],
+        ["To see each tensor: softshare inspect FILE --verbose"],
+    ]
+    each = rows(render(file_table(info, "m.sws", 80, unfold=True)))
+    assert [row[0] for row in each[2:5]] == [f"layers.{k}.weight" for k in range(3)]
+    assert [row[5] for row in each[2:5]] == ["100", "200", "300"]
+
+
+def test_a_matrix_without_weights_is_red() -> None:
+    dead, alive = TensorInfo("a", "shared", (2, 2), 4, 0, 2, 0), TensorInfo("b", "shared", (2, 2), 4, 1, 2, 5)
+    bias = TensorInfo("c", "shared", (2,), 2, 0, 2, 0)  # biases of 0 are no harm
+    text = file_table(FileInfo(1, "han", 60, (dead, alive, bias)), "m.sws", 80)
+    assert [text.plain[span.start] for span in text.spans if span.style == "red"] == ["a"]
+
+
+def test_names_are_shown_as_they_are_and_never_obeyed() -> None:
+    tensor = TensorInfo("heads.[bold].\x1b[31m.weight", "shared", (2, 2), 4, 1, 2, 3)
+    text = "\n".join(render(file_table(FileInfo(1, "han", 60, (tensor,)), "runs/[red]/model.sws", 80)))
+    assert "heads.[bold].\\x1b[31m.weight" in text
+    assert "runs/[red]/model.sws" in text
