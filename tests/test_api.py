@@ -102,11 +102,11 @@ def test_what_it_says_of_itself(compressed: ss.Compressed) -> None:
     assert repr(compressed).startswith(f"<Compressed: {n} bytes, {4 * 146 / n:.1f} times smaller; error ")
     lines = compressed.summary().splitlines()
     assert lines[0] == verdict(result).sentence
-    assert [line.split()[0] for line in lines[1:]] == ["error", "file", "weights", "training"]
-    assert f"{result.n_nonzero} of 146 are not zero" in lines[3]
+    assert [line.split()[0] for line in lines[1:]] == ["error", "bytes", "time"]
+    assert f"584 -> {n} (" in lines[2]
     html = compressed._repr_html_()
     assert html is not None
-    assert f"{n:,} bytes" in html
+    assert f"584 -&gt; {n} (" in html
 
 
 def test_names_from_a_task_cannot_write_html() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from softshare._util.printable import printable
+from softshare._util.words import duration, sizes, times
 from softshare.result import Result
-from softshare.verdict import Verdict, verdict
+from softshare.verdict import verdict
 
 _COLORS = {"kept": "#2e7d32", "lost": "#c62828", "unknown": "#757575"}
 
@@ -14,17 +15,15 @@ _COLORS = {"kept": "#2e7d32", "lost": "#c62828", "unknown": "#757575"}
 def facts(result: Result) -> dict[str, str]:
     """What a reader wants to know after the verdict, by name."""
     metric = result.metric
-    noise = "" if result.noise is None else f" (one standard error: {metric.text(result.noise)})"
+    noise = "" if result.noise is None else f" (noise {metric.text(result.noise)})"
     others = {
         name: " -> ".join("-" if value is None else f"{value:.4g}" for value in pair)
         for name, pair in (result.others or {}).items()
     }
     return {
-        printable(metric.name): f"{metric.text(result.error_before)} -> {metric.text(result.error_after)}{noise}",
-        **{printable(name): text for name, text in others.items()},
-        "file": f"{result.file_bytes:,} bytes, {result.ratio:.1f} times smaller than {4 * result.n_weights:,}",
-        "weights": f"{result.n_nonzero:,} of {result.n_weights:,} are not zero",
-        "training": f"{result.seconds:.0f} s, one seed ({result.seed})",
+        metric.name: f"{metric.text(result.error_before)} -> {metric.text(result.error_after)}{noise}",
+        **others,
+        "bytes": sizes(4 * result.n_weights, result.file_bytes),
     }
 
 
@@ -32,23 +31,27 @@ def in_a_line(result: Result) -> str:
     metric, fate = result.metric, verdict(result).fate
     change = f"{printable(metric.name)} {metric.text(result.error_before)} -> {metric.text(result.error_after)}"
     how = "" if fate == "unknown" else f", {fate}"
-    return f"{result.file_bytes:,} bytes, {result.ratio:.1f} times smaller; {change}{how}"
+    return f"{result.file_bytes:,} bytes, {times(4 * result.n_weights, result.file_bytes)}; {change}{how}"
 
 
 def as_text(result: Result) -> str:
-    rows = facts(result)
+    rows = _rows(result)
     width = max(map(len, rows)) + 2
-    lines = [printable(verdict(result).sentence), *(f"  {name:{width}}{value}" for name, value in rows.items())]
-    return "\n".join(lines)
+    return "\n".join([printable(verdict(result).sentence), *(f"  {name:{width}}{rows[name]}" for name in rows)])
 
 
 def as_html(result: Result) -> str:
-    said: Verdict = verdict(result)
+    said = verdict(result)
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
-        for name, value in facts(result).items()
+        for name, value in _rows(result).items()
     )
     return (
         f"<div style='border-left:4px solid {_COLORS[said.fate]};padding-left:0.8em'>"
         f"<p><b>{escape(printable(said.sentence))}</b></p><table>{rows}</table></div>"
     )
+
+
+def _rows(result: Result) -> dict[str, str]:
+    rows = {**facts(result), "time": f"{duration(result.seconds)} of training"}
+    return {printable(name): printable(text) for name, text in rows.items()}

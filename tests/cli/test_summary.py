@@ -11,8 +11,9 @@ from rich.panel import Panel
 
 import softshare as ss
 from cli_results import RESULT
+from softshare._util.words import duration, sizes
 from softshare.cli.console import SafeConsole
-from softshare.cli.summary import NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, duration, result_panel, sizes
+from softshare.cli.summary import NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, result_panel
 from softshare.result import Result
 from softshare.task import Metric
 from softshare.verdict import verdict

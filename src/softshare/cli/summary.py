@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softshare._util.printable import printable, shorten
+from softshare._util.words import duration, sizes, times
 
 if TYPE_CHECKING:
     from softshare.datafree.compress_weights import FittedWeights
@@ -28,15 +29,9 @@ MOST_CHARACTERS = 200  # of a name
 
 def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequence[str] = ()) -> Panel:
     """The verdict, then what it is about. A target that is not met and `dead` layers are shown in red."""
-    metric = result.metric
-    noise = "" if result.noise is None else f" (noise {metric.text(result.noise)})"
-    rows = [
-        (metric.name, f"{metric.text(result.error_before)} -> {metric.text(result.error_after)}{noise}"),
-        *((name, " -> ".join(_number(value) for value in pair)) for name, pair in (result.others or {}).items()),
-        ("bytes", sizes(4 * result.n_weights, result.file_bytes)),
-        *(("target", text) for text in _target(result)),
-        ("time", duration(seconds)),
-    ]
+    from softshare.summary import facts
+
+    rows = [*facts(result).items(), *(("target", text) for text in _target(result)), ("time", duration(seconds))]
     about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
     alarms = [] if (result.outcome or {}).get("met", True) else [NOT_FOUND]
     hidden = len(dead) - MOST_DEAD
@@ -55,7 +50,7 @@ def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) ->
         ("time", duration(seconds)),
     ]
     said = (
-        f"{_times(fitted.original_bytes, len(fitted.data))}. Nothing was measured: test the network before you use it."
+        f"{times(fitted.original_bytes, len(fitted.data))}. Nothing was measured: test the network before you use it."
     )
     return panel(said, "", checkpoint.name, rows)
 
@@ -98,21 +93,6 @@ def _short(experiment: str) -> str:
     return experiment.rpartition("/")[2] if ".py:" in experiment else experiment
 
 
-def sizes(before: int, after: int) -> str:
-    return f"{before:,} -> {after:,} ({_times(before, after)})"
-
-
-def _times(before: int, after: int) -> str:
-    return f"{before / after:.1f} times smaller" if after <= before else f"{after / before:.1f} times larger"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.0f} min" if minutes < 99.5 else f"{hours:.1f} h"
-
-
 def _target(result: Result) -> list[str]:
     """The limit that a user gave, and what was reached. The limit of nothing lost is the verdict itself."""
     outcome = result.outcome or {}
@@ -124,10 +104,6 @@ def _target(result: Result) -> list[str]:
     wanted, found = (f"{value:,.0f} bytes" if in_bytes else metric.text(value) for value in (limit, reached))
     where = "" if in_bytes else " on validation data"
     return [f"{bound} {wanted}, reached {found}{where}"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _text(text: str, style: str = "", most: int = MOST_CHARACTERS) -> Text:

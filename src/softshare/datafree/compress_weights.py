@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from softshare._util.files import write_atomic
 from softshare._util.printable import printable
+from softshare._util.words import times
 from softshare.codec import encode, header
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import EncodeConfig, Rule
@@ -70,7 +71,8 @@ class FittedWeights:
         return f"<FittedWeights: {self._sizes()}>"
 
     def _sizes(self) -> str:
-        return f"{len(self.data):,} bytes, {self.ratio:.1f} times smaller, {self.bits_per_weight:.2f} bits a weight"
+        how = times(self.original_bytes, len(self.data))
+        return f"{len(self.data):,} bytes, {how}, {self.bits_per_weight:.2f} bits a weight"
 
     def summary(self) -> str:
         """The sizes, and the tensor with the largest error:
