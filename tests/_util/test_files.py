@@ -15,6 +15,7 @@ import pytest
 from kills import every_kill, full_disk
 from softshare._util.files import make_folder, read_bytes, require_writable, try_lock, write_atomic
 from softshare.errors import ConfigError
+from softshare.network.checkpoint import load_checkpoint, open_checkpoint
 
 
 def test_a_file_is_written_whole_in_one_part_or_several(tmp_path: Path) -> None:
@@ -120,3 +121,25 @@ def test_the_check_for_writing_leaves_files_alone(tmp_path: Path) -> None:
 
 
 def void(_: object) -> None: ...
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a named pipe"), ("link", "a device")):
+        with pytest.raises(ConfigError, match=f"cannot read .*{name}: expected a file, found {kind}"):
+            read_bytes(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"expected a file, found {kind}"):
+            load_checkpoint(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"expected a file, found {kind}"):
+            open_checkpoint(tmp_path / name)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev/fd")
+def test_a_pipe_of_the_shells_is_read() -> None:
+    read, write = os.pipe()
+    os.write(write, b"abc")
+    os.close(write)
+    assert read_bytes(f"/dev/fd/{read}") == b"abc"
+    os.close(read)

@@ -17,6 +17,7 @@ from pathlib import Path
 from softshare.errors import ConfigError, FormatError
 
 TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")  # the name of a file that is being written
+_STREAMS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
@@ -157,10 +158,21 @@ def require_writable(folder: Path) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    require_readable(path)
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def require_readable(path: str | os.PathLike[str]) -> None:
+    """Refuse what may never end: a device, or a named pipe that nobody writes to. A pipe of the shell's is read."""
+    if os.fspath(path).startswith(_STREAMS):
+        return
+    with contextlib.suppress(OSError):  # whoever opens it says what is wrong
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "something unknown")
+        if kind not in ("a file", "a folder"):
+            raise ConfigError(f"cannot read {os.fspath(path)}: expected a file, found {kind}")
 
 
 def cannot_read(path: str | os.PathLike[str], error: OSError) -> ConfigError:

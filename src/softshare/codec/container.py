@@ -22,7 +22,7 @@ from typing import BinaryIO, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softshare._util.files import write_atomic
+from softshare._util.files import require_readable, write_atomic
 from softshare.codec import rest_section as rest
 from softshare.codec import shared_section as shared
 from softshare.codec.budget import FIRST_BYTES, MAX_BYTES, check_budget
@@ -292,6 +292,7 @@ def _tensor_info(file: BinaryIO, header: Header, entry: Entry) -> TensorInfo:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file open for reading. Errors carry its path."""
+    require_readable(path)
     try:
         with open(path, "rb") as file:
             yield file

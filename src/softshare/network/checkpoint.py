@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from softshare._util.files import cannot_read, no_safetensors, read_bytes, write_atomic
+from softshare._util.files import cannot_read, no_safetensors, read_bytes, require_readable, write_atomic
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import require_apart
@@ -47,6 +47,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
+        require_readable(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
                 self.metadata = dict(file.metadata() or {})

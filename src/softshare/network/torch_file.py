@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softshare._util.files import cannot_read
+from softshare._util.files import cannot_read, require_readable
 from softshare.errors import FormatError
 from softshare.network.wrapped import WRAPPERS
 
@@ -24,6 +24,7 @@ MOST_LEVELS = 3  # of dicts in one another
 
 def is_torch_file(path: str | os.PathLike[str]) -> bool:
     """Whether it begins as such a file does. The header of a safetensors file begins at byte 8."""
+    require_readable(path)
     try:
         with open(path, "rb") as file:
             start = file.read(9)

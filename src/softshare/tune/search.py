@@ -100,7 +100,7 @@ def tune(
     require_inside(job.config, job.space)
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
-    for name in (LOCK, STUDY):
+    for name in (LOCK, STUDY, PRETRAINED):
         require_plain(job.folder / name)
     lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
     with quiet(), contextlib.ExitStack() as stack:
