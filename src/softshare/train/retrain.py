@@ -143,6 +143,7 @@ def _record(
             validation_error=error,
             components_alive=alive,
             density=density,
+            hard=hard,
         )
 
 
