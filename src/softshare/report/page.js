@@ -79,10 +79,11 @@ function film(films) {
     });
     const before = unpack(f.sample[0], Uint16Array), after = unpack(f.sample[e], Uint16Array);
     const index = unpack(f.index[e], f.mean[0].length > 256 ? Uint16Array : Uint8Array);
+    const dot = latent ? 2 : 8;  // values of the file are the same for many weights
     c.globalAlpha = .55; c.fillStyle = colour("series-0");
     for (let i = 0; i < after.length; i++) {
       const height = latent ? bottom - after[i] / 32767 * (bottom - top) : y(f.values[e][index[i]]);
-      c.fillRect(left + before[i] / 32767 * (right - left) - 1, height - 1, 2, 2);
+      c.fillRect(left + before[i] / 32767 * (right - left) - 1, height - dot / 2, 2, dot);
     }
     const all = latent ? f.histograms : f.held, most = Math.log1p(Math.max(...all.flat()));
     const bar = (n, from, thick) => c.fillRect(right + 8, from, Math.log1p(n) / most * (end - right - 8), thick);
@@ -95,7 +96,7 @@ function film(films) {
         if (n) { c.beginPath(); c.moveTo(left, y(f.values[e][k])); c.lineTo(end, y(f.values[e][k])); c.stroke(); }
       });
       c.globalAlpha = .8;
-      all[e].forEach((n, k) => bar(n, y(f.values[e][k]) - 3, 6));
+      all[e].forEach((n, k) => bar(n, y(f.values[e][k]) - 4, 8));
     }
     c.globalAlpha = 1; c.fillStyle = colour("ink"); c.strokeStyle = colour("faint");
     c.strokeRect(left, top, right - left, bottom - top);

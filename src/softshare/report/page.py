@@ -42,8 +42,8 @@ class Figure:
 
     @property
     def columns(self) -> int:
-        """Beside each other on a wide screen."""
-        return {1: 1, 2: 2, 4: 2}.get(len(self.panels), 3)
+        """Beside each other on a wide screen. Pictures of before and after stand beside each other."""
+        return 2 if self.name == "filters" else {1: 1, 2: 2, 4: 2}.get(len(self.panels), 3)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Page:
     films: Sequence[Mapping[str, Any]] = ()  # what the slider moves through, one for each mixture
     settings: str = ""
     version: str | None = None  # while the run is under way: the page asks its server for a newer one
-    report: str = ""  # the command for the report, for a page whose server has gone
+    report: str = ""  # the command that writes the report, for a page from a server
     counted: str = "epoch"  # or look: what the slider moves through
 
 
@@ -91,9 +91,16 @@ def _template() -> Template:
 
 
 def render_page(
-    run: Run, svgs: Mapping[str, Sequence[str]], version: str | None = None, progress: Progress | None = None
+    run: Run,
+    svgs: Mapping[str, Sequence[str]],
+    version: str | None = None,
+    progress: Progress | None = None,
+    saved: bool = True,
 ) -> str:
-    """The page of a run, with the panels of each figure. A figure that is not there is left out."""
+    """The page of a run, with the panels of each figure. A figure that is not there is left out.
+
+    A page that is not saved says how to write it to a file.
+    """
     page = Page(
         title=f"softshare: {said(run.name)}",
         lead=headline.lead(run, progress),
@@ -105,7 +112,7 @@ def render_page(
         films=[film_for_page(film) for film in film_data(run)],
         settings=_settings(run.result) if run.result else "",
         version=version,
-        report="" if version is None else headline.report_command(run.folder),
+        report=headline.report_command(run.folder) if version is not None or not saved else "",
         counted=run.counted,
     )
     return render(page)

@@ -110,7 +110,15 @@ def plain_log(axis: Any, few: bool = False) -> None:
     subs = (1,) if few or high > 1000 * low else (1, 3) if high > 30 * low else (1, 2, 5)
     axis.set_major_locator(LogLocator(subs=subs, numticks=4 if few else 12))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
+def _short(value: float) -> str:
+    """'0.03', '500', '10k', '2M'."""
+    for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items():
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def describe(figure: Any, text: str) -> None:

@@ -15,6 +15,7 @@ from softshare.report.run import Run
 from softshare.report.style import BAD, FAINT, INK, SERIES, describe, epoch_tips, mark_phases, new_figure, plain_log
 
 MOST_LINES = 7
+_DASHES = ("-", "--", "-.", ":")  # beside the colours
 CROWDED = 20  # times the median: with a larger value, a linear axis would show little else
 _CURVES = {  # title, unit
     "validation_error": ("", ""),  # what the task measures
@@ -89,12 +90,13 @@ def _densities(run: Run) -> tuple[Curve, ...]:
 def draw_curves(data: Curve) -> Any:
     figure = new_figure(4.8, 2.9 if len(data.lines) == 1 else 3.4)
     axes = figure.subplots()
-    for colour, (name, values) in zip(SERIES, data.lines.items(), strict=False):
+    for k, (name, values) in enumerate(data.lines.items()):
+        colour, dash = SERIES[k], _DASHES[k % len(_DASHES)]
         shown = np.where(values > 0, values, np.nan) if data.log else values
         for start, end in zip(data.starts, (*data.starts[1:], len(shown)), strict=True):
             own = slice(start, end)
             label = shorten(name, 24) + (" (all zero)" if name in data.ruined else "") if start == 0 else None
-            axes.plot(data.epochs[own], shown[own], color=colour, linewidth=1.6, label=label)
+            axes.plot(data.epochs[own], shown[own], dash, color=colour, linewidth=1.6, label=label)
         left = np.flatnonzero(np.isfinite(shown))
         if name in data.ruined and left.size:
             axes.plot(data.epochs[left[-1]], shown[left[-1]], "X", ms=8, color=BAD, mew=0, zorder=5)

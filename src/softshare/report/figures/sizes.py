@@ -137,9 +137,9 @@ def draw_bits(data: Bits) -> Any:
     """Both axes are logarithmic: the tensors of one network often differ a hundredfold."""
     figure = new_figure(4.8, 3.8)
     axes = figure.subplots()
-    densities, heights = ([point[k] for point in data.points] for k in (2, 3))
+    densities, heights = [point[2] for point in data.points], [point[3] for point in data.points]
     low, high = min(densities) / 1.5, min(0.999, 1.5 * max(densities))
-    p = np.geomspace(min(low, 0.5), max(high, 0.5), 200)
+    p = np.geomspace(min(low, 0.5), min(0.97, max(high, 0.5)), 200)
     axes.plot(p, -(p * np.log2(p) + (1 - p) * np.log2(1 - p)), color=FAINT, linewidth=1, label="mask without structure")
     most = max(n for _, n, _, _ in data.points)
     for name, n, density, bits in data.points:
