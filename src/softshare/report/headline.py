@@ -149,7 +149,7 @@ def command(run: Run) -> tuple[str, str]:
     if isinstance(recorded, str):
         return "Command", said(recorded, 2000)
     folder = finished_folder(run.folder)
-    words = ["softshare", "compress", _task(result), "--config", str(folder / RESULT)]
+    words = ["softshare", "compress", task_of(result), "--config", str(folder / RESULT)]
     words += ["--out", str(folder.with_name(f"{folder.name}-again"))]
     start = result.config.get("pretrain")
     if isinstance(start, dict) and "sha256" in start:
@@ -157,11 +157,16 @@ def command(run: Run) -> tuple[str, str]:
     return "Repeat it with its settings", said(shlex.join(words), 2000)
 
 
-def _task(result: Result) -> str:
+def task_of(result: Result) -> str:
     """How the command line names the task. A name that the user has given to a task does not say where that is."""
-    start = result.config.get("pretrain", {})
-    own = isinstance(start, dict) and (not start or "sha256" in start)
-    return "FILE.py:make_task" if own and ".py:" not in result.experiment else result.experiment
+    known = result.config.get("task") or _pretrained_here(result.config) or ".py:" in result.experiment
+    return result.experiment if known else "FILE.py:make_task"
+
+
+def _pretrained_here(config: Mapping[str, Any]) -> bool:
+    """Only an experiment is pre-trained by softshare, or says that it was not."""
+    start = config.get("pretrain", {})
+    return start is None or (isinstance(start, dict) and "epochs" in start)
 
 
 def report_command(folder: Path) -> str:

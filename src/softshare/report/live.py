@@ -148,5 +148,6 @@ class LivePage(Hook):
 
 
 def _waiting(name: str) -> str:
-    title = Markup("softshare: {}").format(said(name))
-    return f'<!doctype html><meta http-equiv="refresh" content="1"><title>{title}</title><h1>{title}</h1><p>No epoch yet.</p>'
+    head = '<!doctype html><meta http-equiv="refresh" content="1"><link rel="icon" href="data:,">'
+    title = Markup("<title>softshare: {0}</title><h1>softshare: {0}</h1>").format(said(name))
+    return f"{head}{title}<p>No epoch yet.</p>"

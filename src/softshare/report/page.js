@@ -109,7 +109,7 @@ function film(films) {
     c.save(); c.translate(10, (top + bottom) / 2); c.rotate(-Math.PI / 2); c.fillText(latent ? "latent weight" : "in the file", 0, 0); c.restore();
     const number = n => n.toLocaleString("en"), used = f.counts[e].filter(n => n).length;
     const zero = f.held[e][f.values[e].indexOf(0)] ?? 0;
-    now.textContent = `${f.epochs[e]}: ${f.hard[e] ? "hard" : "soft"} phase, ${used} components in use, ` +
+    now.textContent = `${f.epochs[e]}: ${f.phases[e] && f.phases[e] + " phase, "}${used} component${used === 1 ? "" : "s"} in use, ` +
       `${number(f.weights - zero)} of ${number(f.weights)} weights are not zero`;
     screen.setAttribute("aria-label", `Weights of ${f.name}, before against ${kind.value}, at ${data.counted} ${now.textContent}`);
     screen.dataset.frame = e;

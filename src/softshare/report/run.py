@@ -88,6 +88,11 @@ class Run:
         """Whether each row of the history is of the hard phase."""
         return is_hard(self.history, self.result.config.get("retrain", {}) if self.result else {})
 
+    @property
+    def knows_phases(self) -> bool:
+        """An older run says by its settings, which it has with a result."""
+        return self.result is not None or bool(self.history and "hard" in self.history[0])
+
     @functools.cached_property
     def hard_spans(self) -> tuple[tuple[float, float], ...]:
         """From which epoch to which the network ran on quantized weights."""

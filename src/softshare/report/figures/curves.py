@@ -96,7 +96,8 @@ def draw_curves(data: Curve) -> Any:
         for start, end in zip(data.starts, (*data.starts[1:], len(shown)), strict=True):
             own = slice(start, end)
             label = shorten(name, 24) + (" (all zero)" if name in data.ruined else "") if start == 0 else None
-            axes.plot(data.epochs[own], shown[own], dash, color=colour, linewidth=1.6, label=label)
+            alone = "o" if np.isfinite(shown[own]).sum() == 1 else None  # a line needs two points
+            axes.plot(data.epochs[own], shown[own], dash, marker=alone, color=colour, linewidth=1.6, label=label)
         left = np.flatnonzero(np.isfinite(shown))
         if name in data.ruined and left.size:
             axes.plot(data.epochs[left[-1]], shown[left[-1]], "X", ms=8, color=BAD, mew=0, zorder=5)

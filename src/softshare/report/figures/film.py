@@ -32,7 +32,7 @@ class Film:
     histograms: Array  # (E, B) of all weights, between the ends
     sample: Array  # (E, S)
     held: tuple[Held, ...]  # (E,) what a file would hold
-    hard: tuple[bool, ...]  # (E,) whether the frame is of the hard phase
+    phases: tuple[str, ...]  # (E,) soft, hard or, of some older runs, nothing
     counted: str = "epoch"  # or look
 
 
@@ -40,7 +40,7 @@ def film_data(run: Run) -> tuple[Film, ...]:
     frames = run.frames
     if frames is None:
         return ()
-    hard = tuple(any(first < epoch <= last for first, last in run.hard_spans) for epoch in frames.epochs.tolist())
+    phases = tuple(_phase(run, epoch) for epoch in frames.epochs.tolist())
     return tuple(
         Film(
             frames.parts[part],
@@ -54,11 +54,17 @@ def film_data(run: Run) -> tuple[Film, ...]:
             frames.histograms[:, q],
             frames.sample[:, frames.owner == q],
             tuple(held(run, frames, e, q) for e in range(len(frames.epochs))),
-            hard,
+            phases,
             run.counted,
         )
         for q, part in enumerate(frames.shown)
     )
+
+
+def _phase(run: Run, epoch: float) -> str:
+    if not run.knows_phases:
+        return ""
+    return "hard" if any(first < epoch <= last for first, last in run.hard_spans) else "soft"
 
 
 def draw_film(data: Film) -> Any:
@@ -73,8 +79,8 @@ def draw_film(data: Film) -> Any:
             axes.axvspan(mean - 2 * std, mean + 2 * std, color=FAINT if k == 0 else SERIES[1], alpha=0.12, linewidth=0)
             axes.axvline(mean, color=FAINT if k == 0 else SERIES[1], linewidth=0.8)
         axes.set(yscale="log", ylim=(0.7, None), xlim=padded(*_limits(data)))
-        phase = "hard" if data.hard[e] else "soft"
-        axes.set_title(f"{data.counted} {data.epochs[e]}, {phase} phase", loc="right", fontsize=8, pad=2)
+        title = f"{data.counted} {data.epochs[e]}" + (f", {data.phases[e]} phase" if data.phases[e] else "")
+        axes.set_title(title, loc="right", fontsize=8, pad=2)
     all_axes[0].set_title(data.name, loc="left", fontsize=9, pad=2)
     all_axes[-1].set_xlabel("weight")
     return figure
@@ -96,7 +102,7 @@ def film_for_page(data: Film) -> dict[str, Any]:
         "histograms": data.histograms.tolist(),
         "sample": [_packed(frame.round(), "<u2") for frame in steps],
         "weights": data.n,
-        "hard": data.hard,
+        "phases": data.phases,
         "values": [_rounded(own.values) for own in data.held],
         "held": [own.counts.tolist() for own in data.held],
         "index": [_packed(own.index, "<u1" if len(data.mean[0]) <= 256 else "<u2") for own in data.held],

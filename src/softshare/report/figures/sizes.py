@@ -86,7 +86,7 @@ def _layer(name: str, tensors: Sequence[tuple[str, TensorInfo]], ruined: Mapping
 
 
 def draw_sizes(data: Sizes) -> Any:
-    figure = new_figure(4.8, 0.9 + 0.36 * len(data.layers))
+    figure = new_figure(4.8, 0.9 + 0.36 * len(data.layers) + 0.14 * sum(bool(layer.ruined) for layer in data.layers))
     axes = figure.subplots()
     colours = {"shared": SERIES[0], "rest": SERIES[1], "file": FAINT}
     for k, layer in enumerate(data.layers):
@@ -111,8 +111,7 @@ def draw_sizes(data: Sizes) -> Any:
 
 
 def _tick(layer: Layer) -> str:
-    below = layer.ruined or layer.about
-    return shorten(layer.name) + (f"\n{below}" if below else "")
+    return "\n".join(text for text in (shorten(layer.name), layer.about, layer.ruined) if text)
 
 
 def _handles(colours: dict[str, str], used: set[str]) -> list[Any]:
