@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,16 +80,22 @@ def colours(n: int) -> list[str]:
     return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in hues]
 
 
-def mark_phases(axes: Any, hard: Iterable[tuple[float, float]]) -> None:
-    """Shade the hard phases, from epoch to epoch, and name the two phases above the axes."""
-    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 7, "color": FAINT, "va": "bottom"}
-    soft_from, spans = axes.dataLim.x0, list(hard)
-    for first, last in spans:
-        axes.axvspan(first, last, color=FAINT, alpha=0.09, linewidth=0, zorder=0)
-        if len(spans) == 1:  # of several, the shades say it
-            axes.text((first + last) / 2, 1.01, "hard phase", ha="center", **place)
-            if first > soft_from + 0.1 * (last - soft_from):
-                axes.text((soft_from + first) / 2, 1.01, "soft", ha="center", **place)
+def mark_phases(axes: Any, hard: Sequence[tuple[float, float]] | None) -> None:
+    """Shade the hard phases, from epoch to epoch, and name the two phases above. Phases that are not known are None."""
+    if hard is None or len(hard) > 1:  # of several, the shades say it
+        names = {}
+    elif not hard:
+        names = {"soft phase": (axes.dataLim.x0, axes.dataLim.x1)}
+    else:
+        ((first, last),) = hard
+        names = {"hard phase": (first, last)}
+        if first > axes.dataLim.x0 + 0.1 * (last - axes.dataLim.x0):  # else there is no room for its name
+            names["soft"] = (axes.dataLim.x0, first)
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 7, "color": FAINT, "ha": "center"}
+    for name, (start, end) in names.items():
+        axes.text((start + end) / 2, 1.01, name, va="bottom", **place)
+    for start, end in hard or ():
+        axes.axvspan(start, end, color=FAINT, alpha=0.09, linewidth=0, zorder=0)
 
 
 def tip(artist: Any, text: str) -> None:

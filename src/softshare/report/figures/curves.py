@@ -41,7 +41,7 @@ class Curve:
     counted: str = "epoch"  # or look
     starts: tuple[int, ...] = (0,)  # index of the first record of each run
     taken: float | None = None  # of several runs, where the network was taken
-    hard: tuple[tuple[float, float], ...] = ()  # the hard phases, from epoch to epoch
+    hard: tuple[tuple[float, float], ...] | None = None  # the hard phases, from epoch to epoch; None if not known
     ruined: frozenset[str] = frozenset()  # lines of tensors that are all zero at the end
 
 
@@ -67,7 +67,8 @@ def _of_columns(run: Run, titles: dict[str, tuple[str, str]]) -> tuple[Curve, ..
 def _about(run: Run) -> Any:
     epochs, starts = np.array([row["epoch"] for row in run.history]), tuple(run_starts(run.history))
     taken = float(run.frames.epochs[-1]) if run.frames and run.result and len(starts) > 1 else None
-    return {"epochs": epochs, "counted": run.counted, "starts": starts, "taken": taken, "hard": run.hard_spans}
+    hard = run.hard_spans if run.knows_phases else None
+    return {"epochs": epochs, "counted": run.counted, "starts": starts, "taken": taken, "hard": hard}
 
 
 def _crowded(values: Array) -> bool:
@@ -110,8 +111,8 @@ def draw_curves(data: Curve) -> Any:
         ", ".join(f"{name} {values[e]:.4g}".strip() for name, values in data.lines.items())
         for e in range(len(data.epochs))
     ]
+    mark_phases(axes, data.hard)  # before the strips, which are wider than the curves
     epoch_tips(axes, data.epochs, texts, data.counted)
-    mark_phases(axes, data.hard)
     if len(data.lines) > 1:
         figure.legend(loc="outside lower center", ncols=3)
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -32,7 +32,7 @@ class Dynamics:
     merged: Array  # (M,) means after merging; empty until the run is over
     onto: Array  # (K,) index of the merged component that each one joins
     counted: str = "epoch"  # or look
-    hard: tuple[tuple[float, float], ...] = ()  # the hard phases, from epoch to epoch
+    hard: tuple[tuple[float, float], ...] | None = None  # the hard phases, from epoch to epoch; None if not known
 
 
 def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
@@ -46,6 +46,7 @@ def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
     parameters = (frames.log_mixing[:, part], frames.mean[:, part], frames.log_var[:, part])
     final = frames.final(part) if run.result else None
     low, high = frames.epochs[0], frames.epochs[-1]
+    hard = tuple((max(a, low), min(b, high)) for a, b in run.hard_spans if a < high and b > low)
     merged = np.empty(0) if final is None else final.mean.numpy()
     onto = np.zeros(parameters[1].shape[1], int)
     if final is not None:
@@ -62,7 +63,7 @@ def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
         merged,
         onto,
         run.counted,
-        tuple((max(first, low), min(last, high)) for first, last in run.hard_spans if first < high and last > low),
+        hard if run.knows_phases else None,
     )
 
 
@@ -114,8 +115,8 @@ def draw_dynamics(data: Dynamics) -> Any:
         used = data.counts[e] > 0
         means = ", ".join(f"{m:.3g}" for m in np.sort(data.mean[e, used])[:9])
         texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
+    mark_phases(axes, data.hard)  # before the strips, which are wider than the curves
     epoch_tips(axes, x, texts, data.counted)
-    mark_phases(axes, data.hard)
     axes.autoscale_view()
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=data.counted, ylabel="mean ± 2 standard deviations")
