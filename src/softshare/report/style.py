@@ -80,22 +80,23 @@ def colours(n: int) -> list[str]:
     return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in hues]
 
 
-def mark_phases(axes: Any, hard: Sequence[tuple[float, float]] | None) -> None:
+def mark_phases(axes: Any, epochs: Array, hard: Sequence[tuple[float, float]] | None) -> None:
     """Shade the hard phases, from epoch to epoch, and name the two phases above. Phases that are not known are None."""
+    begin, end = float(epochs[0]), float(epochs[-1])
     if hard is None or len(hard) > 1:  # of several, the shades say it
         names = {}
     elif not hard:
-        names = {"soft phase": (axes.dataLim.x0, axes.dataLim.x1)}
+        names = {"soft phase": (begin, end)}
     else:
         ((first, last),) = hard
         names = {"hard phase": (first, last)}
-        if first > axes.dataLim.x0 + 0.1 * (last - axes.dataLim.x0):  # else there is no room for its name
-            names["soft"] = (axes.dataLim.x0, first)
-    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 7, "color": FAINT, "ha": "center"}
-    for name, (start, end) in names.items():
-        axes.text((start + end) / 2, 1.01, name, va="bottom", **place)
-    for start, end in hard or ():
-        axes.axvspan(start, end, color=FAINT, alpha=0.09, linewidth=0, zorder=0)
+        if first > begin + 0.1 * (last - begin):  # else there is no room for its name
+            names["soft"] = (begin, first)
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": FAINT, "ha": "center"}
+    for name, (first, last) in names.items():
+        axes.text((first + last) / 2, 1.01, name, va="bottom", **place)
+    for first, last in hard or ():
+        axes.axvspan(first, last, color=FAINT, alpha=0.09, linewidth=0, zorder=0)
 
 
 def tip(artist: Any, text: str) -> None:

@@ -111,7 +111,7 @@ def draw_curves(data: Curve) -> Any:
         ", ".join(f"{name} {values[e]:.4g}".strip() for name, values in data.lines.items())
         for e in range(len(data.epochs))
     ]
-    mark_phases(axes, data.hard)  # before the strips, which are wider than the curves
+    mark_phases(axes, data.epochs, data.hard)
     epoch_tips(axes, data.epochs, texts, data.counted)
     if len(data.lines) > 1:
         figure.legend(loc="outside lower center", ncols=3)

@@ -115,7 +115,7 @@ def draw_dynamics(data: Dynamics) -> Any:
         used = data.counts[e] > 0
         means = ", ".join(f"{m:.3g}" for m in np.sort(data.mean[e, used])[:9])
         texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
-    mark_phases(axes, data.hard)  # before the strips, which are wider than the curves
+    mark_phases(axes, data.epochs, data.hard)
     epoch_tips(axes, x, texts, data.counted)
     axes.autoscale_view()
     axes.xaxis.get_major_locator().set_params(integer=True)
