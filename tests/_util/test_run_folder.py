@@ -24,6 +24,7 @@ from softshare._util.run_folder import (
     PRETRAINED,
     RESULT,
     RETRAINED,
+    finished_folder,
     output_folder,
     run_files,
     unfinished_folder,
@@ -505,3 +506,9 @@ def test_a_pair_is_whole(tmp_path: Path) -> None:
     run_folder.write_pair(tmp_path / "a", written(MODEL), written(RESULT))
     run_folder.write_pair(tmp_path / "a", written(MODEL, "new"), written(RESULT, "new"))
     assert contents(tmp_path / "a") == {name: written(name, "new") for name in (MODEL, RESULT)}
+
+
+def test_the_folder_of_a_finished_run_is_known_from_the_unfinished_one() -> None:
+    for path in (Path("runs/a"), Path("a.b"), Path("runs/.a.unfinished-not")):
+        assert finished_folder(unfinished_folder(path)) == path
+        assert finished_folder(path) == path

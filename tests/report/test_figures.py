@@ -27,8 +27,8 @@ from softshare.report.figures import masks
 from softshare.report.figures.account import account_data
 from softshare.report.figures.before_after import weights_data
 from softshare.report.figures.catalogue import FIGURES, draw
-from softshare.report.figures.curves import curves_data, draw_curves
-from softshare.report.figures.dynamics import dynamics_data, joined
+from softshare.report.figures.curves import curves_data, draw_curves, prior_curves_data
+from softshare.report.figures.dynamics import draw_dynamics, dynamics_data, joined
 from softshare.report.figures.film import film_data, film_for_page
 from softshare.report.figures.filters import filter_shapes, filters_data, kept_filters, tiled
 from softshare.report.figures.hyperprior_curves import hyperpriors_data
@@ -80,9 +80,9 @@ def test_every_figure_is_drawn_for_one_mixture_and_for_many(run: Run) -> None:
 def test_a_run_without_a_result_or_without_a_film_shows_the_rest(layers: Run) -> None:
     begun = dataclasses.replace(layers, result=None, info=None, folder=Path("nowhere"))
     there = {plot.name for plot in FIGURES if plot.data(begun)}
-    assert there == {"weights", "dynamics", "hyperpriors", "curves", "film"}
+    assert there == {"weights", "dynamics", "hyperpriors", "curves", "prior", "film"}
     there = {plot.name for plot in FIGURES if plot.data(dataclasses.replace(layers, frames=None))}
-    assert there == {"account", "sizes", "bits", "curves", "masks", "storage"}
+    assert there == {"account", "sizes", "bits", "curves", "prior", "masks", "storage"}
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
     there = {plot.name: plot.data(run) for plot in FIGURES}
     assert {name for name, data in there.items() if not data} == {"bits", "masks", "storage"}
     (sizes,) = there["sizes"]
-    assert sum(n for _, _, n in sizes.bars) == (run.folder / "model.sws").stat().st_size
+    assert sum(layer.n_bytes for layer in sizes.layers) == (run.folder / "model.sws").stat().st_size
 
 
 def test_a_folder_without_a_run_or_without_an_epoch_is_refused(tmp_path: Path) -> None:
@@ -129,6 +129,10 @@ def test_zeros_are_those_of_the_file_and_lines_lead_where_components_merge(
     for data, own, names in zip(weights_data(run), dynamics_data(run), run.frames.about["tensors"], strict=True):
         zeros = torch.cat([state[name].flatten() for name in names]).numpy() == 0
         assert (data.is_zero != zeros).sum() <= 2  # rounding decides those on a border
+        last = next(film for film in film_data(run) if film.name == data.name).held[-1]
+        values = torch.cat([state[name].flatten() for name in names]).numpy()
+        assert (~np.isclose(last.values[last.index], values, rtol=1e-2, atol=1e-4)).sum() <= 2  # as in the file
+        assert last.counts.sum() == len(values)
         if not soft:  # otherwise merging also moves the borders
             assert own.counts[-1, own.onto == 0].sum() == zeros.sum()
         merged.append(own.counts[-1, 1:][own.onto[1:] == 0].sum())
@@ -183,16 +187,20 @@ def test_a_held_width_is_a_hyperprior_on_every_precision(layers: Run) -> None:
 
 
 def test_filters_are_those_before(layers: Run) -> None:
-    conv, hidden = filters_data(layers)
+    conv, conv_after, hidden, hidden_after = filters_data(layers)
     before = load_checkpoint(layers.folder / PRETRAINED)
-    assert conv.name == "conv.weight"
-    assert conv.before.shape == conv.after.shape == (7, 7)  # four filters of 3 x 3, with lines between them
-    np.testing.assert_array_equal(conv.before[:3, 4:], before["conv.weight"][1, 0])
-    np.testing.assert_array_equal(conv.before[4:, :3], before["conv.weight"][2, 0])
-    assert np.isnan(conv.before[3]).all()
+    assert [(data.name, data.when) for data in (conv, conv_after)] == [
+        ("conv.weight", "before"),
+        ("conv.weight", "after"),
+    ]
+    assert conv.largest == conv_after.largest  # a colour means the same in both
+    assert conv.picture.shape == conv_after.picture.shape == (7, 7)  # four filters of 3 x 3, with lines between them
+    np.testing.assert_array_equal(conv.picture[:3, 4:], before["conv.weight"][1, 0])
+    np.testing.assert_array_equal(conv.picture[4:, :3], before["conv.weight"][2, 0])
+    assert np.isnan(conv.picture[3]).all()
     assert hidden.name == "hidden.weight"  # each of 16 units has four channels of 4 x 4
-    assert hidden.before.shape == hidden.after.shape == (4 * 5 - 1, 16 * 5 - 1)
-    np.testing.assert_array_equal(hidden.before[5:9, 10:14], before["hidden.weight"].reshape(16, 4, 4, 4)[2, 1])
+    assert hidden.picture.shape == hidden_after.picture.shape == (4 * 5 - 1, 16 * 5 - 1)
+    np.testing.assert_array_equal(hidden.picture[5:9, 10:14], before["hidden.weight"].reshape(16, 4, 4, 4)[2, 1])
 
 
 RUNS = {
@@ -212,8 +220,8 @@ def test_filters_are_those_of_the_file_one_by_one(name: str, tmp_path: Path) -> 
     for tensor, values in run.frames.filters.items():
         assert np.count_nonzero(values)
         np.testing.assert_array_equal(values, state[tensor].reshape(values.shape))
-    conv, _ = filters_data(run)
-    np.testing.assert_array_equal(conv.after[:3, 4:], state["conv.weight"][1, 0])
+    _, conv, *_ = filters_data(run)
+    np.testing.assert_array_equal(conv.picture[:3, 4:], state["conv.weight"][1, 0])
     if name == "merges":  # here the merged mixture would show other values
         final = run.frames.final(0)
         assert final is not None
@@ -324,9 +332,14 @@ def test_what_a_run_counts_without_a_film(layers: Run) -> None:
 
 def test_bytes_are_those_of_the_file(layers: Run) -> None:
     (data,) = sizes_data(layers)
-    assert sum(n for _, _, n in data.bars) == data.file_bytes == (layers.folder / "model.sws").stat().st_size
+    parts = [part for layer in data.layers for part in layer.parts]
+    assert sum(n for _, _, n in parts) == data.file_bytes == (layers.folder / "model.sws").stat().st_size
     info = {t.name: t for t in inspect(layers.folder / "model.sws").tensors}
-    assert {name: n for name, _, n in data.bars if name in info} == {name: t.n_bytes for name, t in info.items()}
+    assert {name: n for name, _, n in parts if name in info} == {name: t.n_bytes for name, t in info.items()}
+    about = {layer.name: layer.about for layer in data.layers}
+    assert about["conv"] == "convolution 4 x 1 x 3 x 3"
+    assert about["hidden"] == "matrix 16 x 64"
+    assert about["norm"] == "vector 4"
     (bits,) = bits_data(layers)
     for name, n, density, per_weight in bits.points:
         assert per_weight == 8 * info[name].n_bytes / n
@@ -354,12 +367,13 @@ def test_heights_keep_a_gap() -> None:
 
 def test_many_tensors_are_summed_in_one_bar(layers: Run) -> None:
     assert layers.info is not None
-    many = dataclasses.replace(layers.info.tensors[0], n_bytes=10)
-    info = dataclasses.replace(layers.info, tensors=(many,) * 100, file_bytes=1500)
+    many = tuple(dataclasses.replace(layers.info.tensors[0], name=f"{k}.weight", n_bytes=10) for k in range(100))
+    info = dataclasses.replace(layers.info, tensors=many, file_bytes=1500)
     (data,) = sizes_data(dataclasses.replace(layers, info=info))
-    assert len(data.bars) == 25
-    assert data.bars[0][2] == 500
-    assert data.bars[-1] == ("77 others", "file", 770)
+    assert len(data.layers) == 25
+    assert data.layers[0].n_bytes == 500
+    assert data.layers[-1].parts == (("", "file", 770),)
+    assert data.layers[-1].name == "77 others"
 
 
 def test_the_account_is_the_result(layers: Run) -> None:
@@ -379,7 +393,7 @@ def test_curves_are_the_history(layers: Run) -> None:
     assert error.epochs.tolist() == [0, 1, 2, 3, 4]
     assert error.lines[""].tolist() == [row["validation_error"] for row in layers.history]
     assert math.isnan(curves["Task loss"].lines[""][0])
-    assert curves["Complexity cost by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
+    assert curves["Size by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in layers.history]
 
 
@@ -460,6 +474,31 @@ def test_a_gap_too_long_is_filled(layers: Run, monkeypatch: pytest.MonkeyPatch) 
     assert data.values.tolist() == [0, -0.25]
 
 
+def test_no_two_components_have_one_colour(one_for_all: Run) -> None:
+    (data,) = dynamics_data(one_for_all)
+    with styled():
+        lines = draw_dynamics(data).axes[0].collections
+    assert len({tuple(line.get_facecolor()[0][:3]) for line in lines if len(line.get_facecolor())}) == 17
+
+
+def test_the_phases_are_marked_on_every_curve_over_time(layers: Run, one_for_all: Run) -> None:
+    history = tuple(row | {"hard": float(row["epoch"] > 2)} for row in layers.history)
+    for run, hard, marks, phases in (
+        (layers, ((0.0, 4.0),), {"hard phase"}, ("soft", *["hard"] * 4)),  # from the middle of the first epoch on
+        (dataclasses.replace(layers, history=history), ((2.0, 4.0),), {"soft", "hard phase"}, None),
+        (one_for_all, (), {"soft phase"}, ("soft",) * 5),
+    ):
+        assert run.hard_spans == hard
+        curves = (*curves_data(run), *prior_curves_data(run))
+        for figure in (*map(draw_curves, curves), *map(draw_dynamics, dynamics_data(run))):
+            assert {text.get_text() for text in figure.axes[0].texts} == marks
+        assert phases is None or {film.phases for film in film_data(run)} == {phases}
+    unknown = tuple({name: v for name, v in row.items() if name != "hard"} for row in layers.history)
+    older = dataclasses.replace(layers, history=unknown, result=None)  # a run that was stopped
+    assert not draw_curves(curves_data(older)[0]).axes[0].texts
+    assert {film.phases for film in film_data(older)} == {("",) * 5}
+
+
 def test_the_film_for_the_page_holds_the_sample(run: Run) -> None:
     for data in film_data(run):
         page = film_for_page(data)
@@ -467,5 +506,7 @@ def test_the_film_for_the_page_holds_the_sample(run: Run) -> None:
         for frame, truth in zip(page["sample"], data.sample, strict=True):
             steps = np.frombuffer(base64.b64decode(frame), "<u2")
             np.testing.assert_allclose(low + steps / 32767 * (high - low), truth, atol=1e-3 * (high - low))
+        for index, own in zip(page["index"], data.held, strict=True):
+            assert np.frombuffer(base64.b64decode(index), "u1").tolist() == own.index.tolist()
         assert page["histograms"] == data.histograms.tolist()
         assert len(page["epochs"]) == len(page["mean"]) == len(page["ends"]) == 5

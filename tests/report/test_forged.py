@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from softshare.report.figures.hyperprior_curves import hyperpriors_data
 from softshare.report.figures.sizes import MOST_POINTS, bits_data
 from softshare.report.frames import MAX_BYTES, Frames
 from softshare.report.run import Run, drawn_from
-from softshare.report.style import MOST_TIPS, epoch_tips, new_figure, styled, to_png, to_svg
+from softshare.report.style import MOST_TIPS, epoch_tips, for_page, new_figure, styled, to_png, to_svg
 from softshare.report.write import write_report
 
 Arrays = dict[str, Any]
@@ -153,9 +154,14 @@ def test_names_in_figures_are_no_formulas_and_no_elements() -> None:
         figure.suptitle(NAME)
         svg = to_svg(figure, "x")
         assert to_png(figure).startswith(b"\x89PNG")
-    assert svg.count("$\\frac{$ a$b$ &lt;b onclick=x&gt;&amp;amp; \\x1b[31m") == 5
+    assert (
+        svg.count("$\\frac{$ a$b$ &lt;b onclick=x&gt;&amp;amp; \\x1b[31m") == 7
+    )  # two are the title for screen readers
     assert "<b " not in svg
     assert "\x1b" not in svg
+    (label,) = re.findall(r' aria-label="([^"]*)"', for_page(svg.replace("onclick=x", 'onclick="x"')))
+    assert label.startswith("$\\frac{$ a$b$ &lt;b onclick=&quot;x&quot;&gt;")
+    assert "<title>" not in for_page(svg)  # it would be a tooltip of the whole figure
     assert "<!-- $\\mathdefault{10^{0}}$ -->" in svg  # the ticks of a logarithmic axis are formulas as before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import struct
 import threading
@@ -74,9 +75,10 @@ def test_the_page_is_that_of_the_latest_epoch(live: LivePage, tmp_path: Path) ->
         assert f"<div><b>{epoch}</b><span>epoch</span></div>" in page
         assert f'max="{epoch}" value="{epoch}"' in page  # of the slider
         assert f'"version":"{version}"' in page
-        for section in ("film", "weights", "dynamics", "hyperpriors", "curves"):
-            assert f'<section id="{section}"' in page
-        assert '<section id="sizes"' not in page  # there is no file yet
+        assert f"<title>softshare: {tmp_path.name}</title>" in page
+        assert f"Under way: epoch {epoch} of 1" in page
+        assert re.findall(r'<section id="(\w+)"', page) == ["film", "curves"]  # what is cheap to draw
+    assert "s left" in looking.seen[1][1]
     assert looking.seen[0][2] != looking.seen[1][2]
 
 
@@ -197,14 +199,14 @@ def test_what_the_reader_has_chosen_outlives_the_page(tmp_path: Path) -> None:
 
         page.on_epoch(record)
         tab.open(page.address)
-        assert tab.run(state) == [0, "4", "Play", -1]
-        tab.run("(e => { e.selectedIndex = 1; e.dispatchEvent(new Event('change')); })(part)")
+        assert tab.run(state) == [1, "4", "Play", -1]
+        tab.run("(e => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })(part)")
         tab.run("document.getElementById('epoch').focus()")
         tab.press("ArrowLeft")
         for _ in range(2):
             tab.click("#tensors th:nth-child(8) button")
         newer()
-        assert tab.run(state) == [1, "3", "Play", 7]
+        assert tab.run(state) == [0, "3", "Play", 7]
         rows = tab.run("[...document.querySelectorAll('#tensors td:nth-child(8)')].map(e => +e.dataset.value)")
         assert rows == sorted(rows)
         tab.run("document.getElementById('epoch').focus()")
@@ -217,10 +219,68 @@ def test_what_the_reader_has_chosen_outlives_the_page(tmp_path: Path) -> None:
         tab.send("Page.addScriptToEvaluateOnNewDocument", source=still)
         newer()
         tab.click("#play")
-        assert tab.run(state) == [1, "0", "Stop", 7]
+        assert tab.run(state) == [0, "0", "Stop", 7]
         newer()
-        assert tab.run(state) == [1, "0", "Stop", 7]
+        assert tab.run(state) == [0, "0", "Stop", 7]
         assert tab.problems == []
+
+
+def finished(folder: Path) -> Path:
+    """The folder in which a run was written that is finished now."""
+    return folder.with_name(f".{folder.name}.unfinished")
+
+
+def test_the_name_is_that_of_the_run(tmp_path: Path) -> None:
+    with LivePage(tmp_path / ".<i>a.unfinished") as page:
+        assert "<h1>softshare: &lt;i&gt;a</h1><p>No epoch yet." in get(page.address)[1]
+
+
+@pytest.mark.slow
+def test_a_browser_that_watches_gets_the_report_at_the_end(tmp_path: Path) -> None:
+    folder = compress(tmp_path)
+    page, got = LivePage(finished(folder)), list[str]()
+
+    def watch() -> None:
+        version = get(page.address, "/version")[1]
+        while get(page.address, "/version")[1] == version:
+            time.sleep(0.1)
+        got.append(get(page.address)[1])
+
+    with page:
+        get(page.address, "/version")
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+    watching.join(20)
+    assert '<section id="sizes"' in got[0]
+    assert '"version":null' in got[0]  # it asks for no newer one
+    assert f"<code>softshare report {folder}</code>" in got[0]
+
+
+def test_without_a_browser_or_after_an_error_the_end_does_not_wait(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with LivePage(tmp_path):
+        pass
+    for error in (RuntimeError, None):  # without an error, no run is there to be shown
+        page = LivePage(tmp_path)
+        page.__enter__()
+        get(page.address, "/version")
+        page.__exit__(error, None, None)
+    assert time.monotonic() - start < 4
+
+
+@pytest.mark.slow
+def test_a_look_is_cheap(tmp_path: Path) -> None:
+    """Measured in processor time, of the second look: the first one also loads the library that draws."""
+    folder = compress(tmp_path, "--epochs", 30)
+    (folder / "result.json").unlink()
+    (folder / "model.sws").unlink()
+    with LivePage(folder) as page:
+        for _ in range(2):
+            page.on_epoch(EpochRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0))
+            start = time.process_time()
+            get(page.address)
+            spent = time.process_time() - start
+    assert spent < 1.5  # one second on a free machine
 
 
 # On the command line

@@ -19,6 +19,7 @@ from softshare.cli import main
 from softshare.codec import inspect
 from softshare.errors import NotAvailableError
 from softshare.report.figures.catalogue import FIGURES
+from softshare.report.headline import Lead
 from softshare.report.page import Figure, Page, Table, render, render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
@@ -123,12 +124,16 @@ def test_a_name_is_text_in_every_place() -> None:
             render(
                 Page(
                     title=name,
+                    lead=Lead("lost", name, (name,), 0.5),
                     cards={name: name},
-                    figures=[Figure(name, name, name, [])],
+                    facts={name: name},
+                    command=(name, name),
+                    figures=[Figure(name, name, name, []), Figure(name, name, name, [], details=True)],
                     table=Table(name, name, [name], [[(name, name)]]),
-                    films=[{"name": name, "epochs": [0]}],
+                    films=[{"name": name, "epochs": [0], "weights": 3}],
                     settings=name,
                     version=name,
+                    report=name,
                 )
             )
         )
@@ -137,7 +142,8 @@ def test_a_name_is_text_in_every_place() -> None:
     assert odd.tags == plain.tags
     assert odd.says.count(ODD) == plain.says.count("name")
     (data,) = [text for text in odd.says if text.startswith('{"film":')]
-    assert json.loads(data) == {"film": [{"name": ODD, "epochs": [0]}], "version": ODD}
+    film = {"name": ODD, "epochs": [0], "weights": 3}
+    assert json.loads(data) == {"film": [film], "version": ODD, "report": ODD, "counted": "epoch"}
 
 
 def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
@@ -149,12 +155,8 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
 @pytest.mark.parametrize(
     ("target", "reached", "card"),
     [
-        (None, 1.0, "<b>kept</b><span>validation error 1.00 → 1.00%, noise 0.25%</span>"),
-        (
-            WithinNoise(),
-            1.5,
-            "<b>lost 0.50%</b><span>validation error 1.00 → 1.50%, noise 0.25%</span>",
-        ),
+        (None, 1.0, "<b>1.00 → 1.00%</b><span>validation error, noise 0.25%</span>"),
+        (WithinNoise(), 1.5, "<b>1.00 → 1.50%</b><span>validation error, noise 0.25%</span>"),
         (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
         (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.50% validation error; 2.75% reached</span>"),
         (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2.00% validation error; 1.50% reached</span>"),
@@ -164,14 +166,14 @@ def test_the_outcome_is_in_the_headline(written: Path, target: Target | None, re
     run = Run.load(written)
     assert run.result is not None
     none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
-    assert "target" not in render_page(run, none).partition("</header>")[0]
+    assert "<span>target" not in render_page(run, none).partition("</header>")[0]
     limits = {MaxBytes: 5000, MaxError: 2.5, MaxErrorIncrease: 2.0, WithinNoise: 1.25}
     after, n_bytes = (1.0, int(reached)) if isinstance(target, MaxBytes) else (reached, 4000)
     outcome = Outcome(target, Metric(), 1.0, after, 0.25, limits.get(type(target), math.inf), n_bytes)
     result = dataclasses.replace(run.result, outcome=json.loads(json.dumps(outcome.to_dict())))
     header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
     assert card in header
-    assert header.count("target") == (target is not None and not isinstance(target, WithinNoise))
+    assert header.count("<span>target") == (target is not None and not isinstance(target, WithinNoise))
     old = dataclasses.replace(run.result, outcome={"target": {"max_bytes": 9}, "limit": 9, "reached": 8, "met": True})
     header = render_page(dataclasses.replace(run, result=old), none).partition("</header>")[0]
     assert "<b>met</b><span>target: at most 9 bytes; 8 reached</span>" in header
@@ -212,7 +214,13 @@ def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Brows
     address = (written / "report" / "index.html").as_uri()
     tab.open(address, width=width, scheme=scheme)
     shown = tab.run("[...document.querySelectorAll('section')].map(e => e.id)")
-    assert set(shown) == PICTURES | {"tensors", "settings"}
+    assert set(shown) == PICTURES | {"tensors", "details", "settings"}
+    links = tab.run("[...document.querySelectorAll('nav a')].map(e => e.getAttribute('href'))")
+    special = {plot.name for plot in FIGURES if plot.details}
+    assert {link[1:] for link in links} == set(shown) - special - {"settings"}
+    assert not tab.run("document.querySelector('#account svg').checkVisibility()")
+    tab.click("nav a[href='#details']")
+    assert tab.run("document.querySelector('#account svg').checkVisibility()")
     assert tab.run("document.documentElement.scrollWidth") <= width  # no scrolling sideways
     small = tab.run("[...document.querySelectorAll('figure svg')].filter(e => e.clientWidth < 250).length")
     assert small == 0
@@ -278,9 +286,38 @@ def test_the_slider_moves_the_frame(page: Browser) -> None:
 def test_the_slider_shows_the_mixture_that_is_chosen(page: Browser) -> None:
     names = page.run("[...document.getElementById('part').options].map(o => o.text)")
     assert names == ["conv", "hidden", "<b>head"]
+    assert page.run("part.selectedIndex") == 1  # the largest
     first = picture(page)
-    page.run("(e => { e.selectedIndex = 1; e.dispatchEvent(new Event('change')); })(document.getElementById('part'))")
+    page.run("(e => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })(part)")
     assert picture(page) != first
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_the_film_shows_the_file_and_on_request_the_latent_weights(page: Browser) -> None:
+    label = "document.getElementById('screen').getAttribute('aria-label')"
+    assert page.run(label).startswith("Weights of hidden, before against what the file holds, at epoch 4: hard phase")
+    first = picture(page)
+    page.run("(e => { e.selectedIndex = 1; e.dispatchEvent(new Event('change')); })(kind)")
+    assert picture(page) != first
+    assert page.run(label).startswith("Weights of hidden, before against latent weights")
+    page.run("document.getElementById('epoch').focus()")
+    page.press("Home")
+    assert "0: soft phase" in page.run("document.getElementById('now').textContent")
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_everything_has_a_label_for_a_screen_reader(page: Browser) -> None:
+    unlabelled = (
+        "[...document.querySelectorAll('svg, canvas, nav, progress, [role=region]')]"
+        ".filter(e => !e.closest('svg svg') && !e.getAttribute('aria-label')).length"
+    )
+    assert page.run(unlabelled) == 0
+    assert page.run("[...document.querySelectorAll('select, input')].filter(e => !e.labels.length).length") == 0
+    assert page.run("document.querySelector('#curves svg').getAttribute('aria-label')").startswith(
+        "Validation error by"
+    )
     assert page.problems == []
 
 
@@ -334,8 +371,7 @@ def test_the_page_says_the_metric(written: Path) -> None:
     )
     none: dict[str, list[str]] = {plot.name: [] for plot in FIGURES}
     header = render_page(dataclasses.replace(run, result=result), none).partition("</header>")[0]
-    assert "<b>31.25 dB</b><span>PSNR before</span>" in header
-    assert "<b>30.5 dB</b><span>PSNR after</span>" in header
+    assert re.search(r"<b>31.25 → 30.5 dB</b><span>PSNR, noise [\d.]+ dB</span>", header)
     assert "<b>0.5 → 0.75</b><span>&lt;loss&gt;</span>" in header
     assert "<b>met</b><span>target: at least 30 dB validation PSNR; 30.5 dB reached</span>" in header
     frames = dataclasses.replace(run.frames, about={**run.frames.about, "metric": dataclasses.asdict(metric)})

@@ -236,6 +236,14 @@ def test_one_row_per_epoch_and_every_float_reads_back_equal(tmp_path: Path) -> N
         assert (row["epoch"], row["components_alive"]) == (str(r.epoch), "5")
 
 
+def test_a_run_that_goes_on_keeps_the_columns_that_it_had(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "a.csv")
+    log.load_state_dict({"rows": [["epoch", "seconds"], [0, 1.0]]})  # of an older version
+    log.on_epoch(record(1))
+    log.on_end()
+    assert [list(row) for row in read(tmp_path / "a.csv")] == [["epoch", "seconds"]] * 2
+
+
 def test_plain_training_has_no_density_columns(tmp_path: Path) -> None:
     log = CsvLog(tmp_path / "a.csv")
     log.on_epoch(record(0, density={}))

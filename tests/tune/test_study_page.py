@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_a_study_has_a_page_and_its_two_figures(study: Path) -> None:
     assert study_title(study) == "lenet-300-100"
     pictures = {path.name for path in (study / "report" / "figures").iterdir()}
     assert pictures == {"front.png", "front.svg", "settings.png", "settings.svg"}
+
+
+def test_the_page_says_which_trial_to_take(study: Path) -> None:
+    page = (study / "report" / "index.html").read_text()
+    assert "Take trial 36: 8,611 bytes, 124 times smaller." in page
+    settings = study / "front" / "trial-0036" / "result.json"
+    assert f"<code>softshare compress lenet-300-100 --config {settings}</code>" in page
+    assert page.count('<tr class="taken">') == 1
+    cells = re.findall(r'<tr(?: class="taken")?><td data-value="(\d+)">', page)
+    assert cells[:12] == ["21", "13", "18", "45", "0", "40", "34", "35", "43", "36", "7", "47"]  # the front first
 
 
 def test_the_picture_in_the_docs_is_drawn_from_the_table_beside_it(study: Path) -> None:

@@ -53,6 +53,12 @@ def unfinished_folder(path: Path) -> Path:
     return _beside(path, "unfinished")
 
 
+def finished_folder(path: Path) -> Path:
+    """Where a run will be when it is finished: the contrary of `unfinished_folder`, and any other path as it is."""
+    own = re.fullmatch(r"\.(.+)\.unfinished", path.name)
+    return path.with_name(own[1]) if own else path
+
+
 def _beside(path: Path, what: str) -> Path:
     path = _named(path)
     return path.with_name(f".{path.name}.{what}")

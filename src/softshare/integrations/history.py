@@ -64,7 +64,7 @@ class History:
             hook.on_prior(prior)
             hook.on_start(looks, steps_per_look)
         if not state:
-            self.look_(0.0)
+            self.look_(0.0, hard=False)
 
     def note_training_(self, loss: Tensor | float) -> None:
         value = torch.as_tensor(loss).detach().float().mean()
@@ -73,12 +73,13 @@ class History:
     def note_validation_(self, loss: Tensor | float) -> None:
         self._validated = float(loss)
 
-    def look_(self, tau: float) -> None:
+    def look_(self, tau: float, hard: bool) -> None:
         """Take a record. The network must have its unquantized weights."""
         self.tell_()
         now, mean = time.perf_counter(), math.nan if self._sum is None else float(self._sum) / self._n
         with suppress(NotANumberError):  # the end of the run says so
-            self._waiting = record_of(self.prior, len(self.records), now - self._started, tau, mean, math.nan)
+            seconds = now - self._started
+            self._waiting = record_of(self.prior, len(self.records), seconds, tau, mean, math.nan, hard)
             self.hooks[0].on_epoch(self._waiting)
         self._started, self._sum, self._n = now, None, 0
 

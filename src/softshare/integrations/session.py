@@ -178,7 +178,7 @@ class Sharing:
             curvatures = self._curvature.estimate(self.n_examples / per_epoch)
             spare_bits_(self.prior, curvatures, price, least_worth(retrain))
         self.prior.choose_method()
-        self.history.look_(self.config.retrain.tau_at(self._progress(last)))
+        self.history.look_(self.config.retrain.tau_at(self._progress(last)), self._is_hard(last))
 
     def end_epoch_(self) -> None:
         """After the last step of an epoch: its steps are counted, for data without a length."""

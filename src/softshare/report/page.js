@@ -42,12 +42,12 @@ for (const head of document.querySelectorAll("th")) {
 
 // The film: weights before against weights at the slider's epoch, with histogram and bands.
 function film(films) {
-  const [screen, part, slider, now, play] = ["screen", "part", "epoch", "now", "play"].map(id => document.getElementById(id));
+  const [screen, part, kind, slider, now, play] =
+    ["screen", "part", "kind", "epoch", "now", "play"].map(id => document.getElementById(id));
   const decoded = new Map();
-  const weights = (f, e) => {
-    const key = f.name + "/" + e;
-    if (!decoded.has(key)) decoded.set(key, new Uint16Array(Uint8Array.from(atob(f.sample[e]), c => c.charCodeAt(0)).buffer));
-    return decoded.get(key);
+  const unpack = (text, Kind) => {
+    if (!decoded.has(text)) decoded.set(text, new Kind(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer));
+    return decoded.get(text);
   };
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name);
   const ticks = (low, high) => {
@@ -59,7 +59,7 @@ function film(films) {
   let layout;
 
   function draw() {
-    const f = films[part.selectedIndex], e = +slider.value;
+    const f = films[part.selectedIndex], e = +slider.value, latent = kind.selectedIndex === 1;
     const [low, high] = f.limits, ratio = devicePixelRatio || 1;
     const width = screen.clientWidth, height = screen.clientHeight;
     screen.width = width * ratio; screen.height = height * ratio;
@@ -71,20 +71,33 @@ function film(films) {
     layout = { f, e, y, top, bottom };
     c.font = "12px system-ui, sans-serif"; c.textBaseline = "middle";
     f.mean[e].forEach((mean, k) => {
-      if (!f.counts[e][k] && k) return;
+      if (!latent || !f.counts[e][k] && k) return;
       c.globalAlpha = .15; c.fillStyle = c.strokeStyle = colour(k ? "series-1" : "faint");
       const [y1, y0] = [y(mean + 2 * f.std[e][k]), y(mean - 2 * f.std[e][k])].map(v => Math.min(bottom, Math.max(top, v)));
       c.fillRect(left, y1, end - left, y0 - y1);
       c.globalAlpha = .8; c.beginPath(); c.moveTo(left, y(mean)); c.lineTo(end, y(mean)); c.stroke();
     });
-    const before = weights(f, 0), after = weights(f, e);
+    const before = unpack(f.sample[0], Uint16Array), after = unpack(f.sample[e], Uint16Array);
+    const index = unpack(f.index[e], f.mean[0].length > 256 ? Uint16Array : Uint8Array);
+    const dot = latent ? 2 : 8;  // values of the file are the same for many weights
     c.globalAlpha = .55; c.fillStyle = colour("series-0");
     for (let i = 0; i < after.length; i++) {
-      c.fillRect(left + before[i] / 32767 * (right - left) - 1, bottom - after[i] / 32767 * (bottom - top) - 1, 2, 2);
+      const height = latent ? bottom - after[i] / 32767 * (bottom - top) : y(f.values[e][index[i]]);
+      c.fillRect(left + before[i] / 32767 * (right - left) - 1, height - dot / 2, 2, dot);
     }
-    const counts = f.histograms[e], most = Math.log1p(Math.max(...f.histograms.flat()));
-    const [from, to] = f.ends[e], bin = (to - from) / counts.length, step = y(0) - y(bin);
-    counts.forEach((n, k) => c.fillRect(right + 8, y(from + (k + 1) * bin), Math.log1p(n) / most * (end - right - 8), step));
+    const all = latent ? f.histograms : f.held, most = Math.log1p(Math.max(...all.flat()));
+    const bar = (n, from, thick) => c.fillRect(right + 8, from, Math.log1p(n) / most * (end - right - 8), thick);
+    if (latent) {
+      const [from, to] = f.ends[e], bin = (to - from) / all[e].length;
+      all[e].forEach((n, k) => bar(n, y(from + (k + 1) * bin), y(0) - y(bin)));
+    } else {
+      c.globalAlpha = .35; c.strokeStyle = colour("faint");
+      all[e].forEach((n, k) => {
+        if (n) { c.beginPath(); c.moveTo(left, y(f.values[e][k])); c.lineTo(end, y(f.values[e][k])); c.stroke(); }
+      });
+      c.globalAlpha = .8;
+      all[e].forEach((n, k) => bar(n, y(f.values[e][k]) - 4, 8));
+    }
     c.globalAlpha = 1; c.fillStyle = colour("ink"); c.strokeStyle = colour("faint");
     c.strokeRect(left, top, right - left, bottom - top);
     for (const [w, text] of ticks(low, high)) {
@@ -93,11 +106,14 @@ function film(films) {
     }
     c.fillText("before", (left + right) / 2, bottom + 32);
     c.fillText(width > 500 ? "weights (log)" : "(log)", (right + 8 + end) / 2, bottom + 14);
-    c.save(); c.translate(10, (top + bottom) / 2); c.rotate(-Math.PI / 2); c.fillText("now", 0, 0); c.restore();
-    const used = f.counts[e].filter(n => n).length;
-    now.textContent = `${f.epochs[e]}: ${used} components in use`;
+    c.save(); c.translate(10, (top + bottom) / 2); c.rotate(-Math.PI / 2); c.fillText(latent ? "latent weight" : "in the file", 0, 0); c.restore();
+    const number = n => n.toLocaleString("en"), used = f.counts[e].filter(n => n).length;
+    const zero = f.held[e][f.values[e].indexOf(0)] ?? 0;
+    now.textContent = `${f.epochs[e]}: ${f.phases[e] && f.phases[e] + " phase, "}${used} component${used === 1 ? "" : "s"} in use, ` +
+      `${number(f.weights - zero)} of ${number(f.weights)} weights are not zero`;
+    screen.setAttribute("aria-label", `Weights of ${f.name}, before against ${kind.value}, at ${data.counted} ${now.textContent}`);
     screen.dataset.frame = e;
-    Object.assign(chosen, { part: part.selectedIndex, epoch: e === f.epochs.length - 1 ? null : f.epochs[e] });
+    Object.assign(chosen, { part: part.selectedIndex, kind: kind.selectedIndex, epoch: e === f.epochs.length - 1 ? null : f.epochs[e] });
   }
 
   let timer;
@@ -118,13 +134,13 @@ function film(films) {
     start();
   });
   slider.addEventListener("input", () => { stop(); draw(); });
-  part.addEventListener("change", draw);
+  for (const choice of [part, kind]) choice.addEventListener("change", draw);
   addEventListener("resize", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   screen.addEventListener("pointerleave", event => {
     if (event.pointerType === "mouse") showTip(event, "");  // a finger leaves where it taps
   });
-  for (const kind of ["pointermove", "pointerdown"]) screen.addEventListener(kind, event => {
+  for (const moved of ["pointermove", "pointerdown"]) screen.addEventListener(moved, event => {
     const { f, e, y, top, bottom } = layout;
     const at = Math.min(bottom, Math.max(top, event.offsetY));
     const near = f.mean[e].map((m, k) => k).filter(k => f.counts[e][k])
@@ -132,7 +148,8 @@ function film(films) {
     showTip(event, `component at ${f.mean[e][near]}, standard deviation ${f.std[e][near]}, ` +
       `mixing ${f.mixing[e][near]}, ${f.counts[e][near].toLocaleString("en")} weights`);
   });
-  part.selectedIndex = Math.min(chosen.part ?? 0, films.length - 1);
+  part.selectedIndex = Math.min(chosen.part ?? part.selectedIndex, films.length - 1);
+  kind.selectedIndex = chosen.kind ?? 0;
   const frame = films[0].epochs.indexOf(chosen.epoch);  // -1 at the last one, which the newest then is
   if (frame >= 0) slider.value = frame;
   draw();
@@ -140,12 +157,20 @@ function film(films) {
 }
 if (data.film.length) film(data.film);
 
-// While the run is under way: a newer page replaces this one.
+// A link to the details opens them.
+const details = document.querySelector("#details details");
+for (const link of document.querySelectorAll('a[href="#details"]')) link.addEventListener("click", () => { details.open = true; });
+
+// While the run is under way: a newer page replaces this one, and the last is the report.
 if (live) {
-  setInterval(async () => {
+  const asking = setInterval(async () => {
     try {
       const version = await (await fetch("version")).text();
       if (version !== data.version) location.reload();
-    } catch { /* the server is gone: the run is over, and the last page stays */ }
+    } catch {  // the server has gone, before it could give the report
+      clearInterval(asking);
+      verdict.textContent = "The run has ended, or was stopped. For its report: ";
+      verdict.append(Object.assign(document.createElement("code"), { textContent: data.report }));
+    }
   }, 1000);
 }

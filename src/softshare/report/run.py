@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import math
 import warnings
@@ -15,13 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from softshare._util.files import read_bytes
-from softshare._util.run_folder import FRAMES, HISTORY, MODEL, RESULT
+from softshare._util.run_folder import FRAMES, HISTORY, MODEL, RESULT, finished_folder
 from softshare._util.schema import from_plain, require
 from softshare.codec import inspect
 from softshare.codec.info import FileInfo
 from softshare.config import MergeConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError, SoftShareError
 from softshare.network.checkpoint import SafetensorsFile
+from softshare.report.course import hard_spans, is_hard
 from softshare.report.frames import Frames
 from softshare.result import Result
 from softshare.task import Metric
@@ -80,6 +82,26 @@ class Run:
             return str(self.frames.about.get("counted", "epoch"))
         retrain = self.result.config.get("retrain", {}) if self.result else {}
         return "look" if retrain.get("steps") and retrain.get("epochs") is None else "epoch"
+
+    @functools.cached_property
+    def is_hard(self) -> list[bool]:
+        """Whether each row of the history is of the hard phase."""
+        return is_hard(self.history, self.result.config.get("retrain", {}) if self.result else {})
+
+    @property
+    def knows_phases(self) -> bool:
+        """An older run says by its settings, which it has with a result."""
+        return self.result is not None or bool(self.history and "hard" in self.history[0])
+
+    @functools.cached_property
+    def hard_spans(self) -> tuple[tuple[float, float], ...]:
+        """From which epoch to which the network ran on quantized weights."""
+        return tuple(hard_spans(self.history, self.is_hard))
+
+    @property
+    def name(self) -> str:
+        """What was compressed. Until there is a result, the name of the folder."""
+        return self.result.experiment if self.result else finished_folder(self.folder.resolve()).name
 
     @property
     def merging(self) -> MergeConfig:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import colorsys
 import contextlib
 import importlib.util
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from softshare.errors import NotAvailableError
 from softshare.report.frames import Array
 
 INK, FAINT, GROUND = "#1a1b1c", "#646669", "#fdfefe"
+BAD = "#b3123c"  # what is ruined; it is also said in words
 # Blue and vermilion are Okabe and Ito's. The others differ from these, from each other and from ink, also for an eye
 # without red or green cones. None is too pale for a line on white.
 SERIES = ("#0072b2", "#d55e00", "#0f2d96", "#c37869", "#692d00", "#0078f0", "#874b69")
@@ -23,8 +25,8 @@ SERIES = ("#0072b2", "#d55e00", "#0f2d96", "#c37869", "#692d00", "#0078f0", "#87
 POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"
 # The page's variable for each colour of a figure. A dark page sets other colours.
-VARIABLES = {INK: "ink", FAINT: "faint", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
-MOST_TIPS = 500  # strips of a figure
+VARIABLES = {INK: "ink", FAINT: "faint", BAD: "bad", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
+MOST_TIPS = 120  # strips of a figure
 _TIP = "tip:"
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -70,6 +72,33 @@ def new_figure(width: float = 4.8, height: float = 3.4) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def colours(n: int) -> list[str]:
+    """As many colours, no two alike: those of the palette, or hues all around if it has too few."""
+    if n <= len(SERIES):
+        return list(SERIES[:n])
+    hues = (colorsys.hls_to_rgb(k / n, 0.46, 0.7) for k in range(n))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in hues]
+
+
+def mark_phases(axes: Any, epochs: Array, hard: Sequence[tuple[float, float]] | None) -> None:
+    """Shade the hard phases, from epoch to epoch, and name the two phases above. Phases that are not known are None."""
+    begin, end = float(epochs[0]), float(epochs[-1])
+    if hard is None or len(hard) > 1:  # of several, the shades say it
+        names = {}
+    elif not hard:
+        names = {"soft phase": (begin, end)}
+    else:
+        ((first, last),) = hard
+        names = {"hard phase": (first, last)}
+        if first > begin + 0.1 * (last - begin):  # else there is no room for its name
+            names["soft"] = (begin, first)
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": FAINT, "ha": "center"}
+    for name, (first, last) in names.items():
+        axes.text((first + last) / 2, 1.01, name, va="bottom", **place)
+    for first, last in hard or ():
+        axes.axvspan(first, last, color=FAINT, alpha=0.09, linewidth=0, zorder=0)
+
+
 def tip(artist: Any, text: str) -> None:
     """Set the text that appears when the pointer is on the artist."""
     artist.set_gid(_TIP + printable(text))
@@ -78,6 +107,40 @@ def tip(artist: Any, text: str) -> None:
 def beside(axes: Any, x: float, y: float, text: str) -> None:
     """Write a text at the end of a bar."""
     axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def plain_log(axis: Any, few: bool = False) -> None:
+    """The ticks of a logarithmic axis as plain numbers, as many as have room. A short axis has room for few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = sorted(axis.get_view_interval())
+    subs = (1,) if few or high > 1000 * low else (1, 3) if high > 30 * low else (1, 2, 5)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=4 if few else 12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
+def _short(value: float) -> str:
+    """'0.03', '500', '10k', '2M'."""
+    for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items():
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def describe(figure: Any, text: str) -> None:
+    """Set what a screen reader says of the figure."""
+    figure.set_label(text)
+
+
+def description(figure: Any) -> str:
+    """What was set, or the titles and the labels of the axes."""
+    if figure.get_label():
+        return printable(str(figure.get_label()))
+    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+    labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
+    heading = figure.get_suptitle()
+    return printable(", ".join(dict.fromkeys(text for text in (heading, *titles, *labels) if text)))
 
 
 def epoch_tips(axes: Any, epochs: Array, texts: list[str], counted: str = "epoch") -> None:
@@ -115,7 +178,7 @@ def to_svg(figure: Any, salt: str) -> str:
     plain_texts(figure)
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None, "Title": description(figure)})
     return file.getvalue().decode()
 
 
@@ -125,8 +188,15 @@ def for_file(svg: str) -> str:
 
 
 def for_page(svg: str) -> str:
-    """The SVG with the page's variables as colours, tooltips for its script, and no size of its own."""
+    """The SVG with the page's variables as colours, tooltips for its script, and no size of its own.
+
+    Its title becomes a label for screen readers: as a title it would also be a tooltip of the whole figure.
+    """
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    title = re.search(r"<title>(.*?)</title>\n?", svg, flags=re.DOTALL)
+    if title:
+        label = title[1].replace('"', "&quot;")
+        svg = svg.replace(title[0], "", 1).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     for name in ("width", "height"):
         svg = re.sub(rf'(<svg [^>]*?) {name}="[^"]*"', r"\1", svg, count=1)
     svg = svg.replace(f'id="{_TIP}', 'data-tip="').replace(GROUND, "none")

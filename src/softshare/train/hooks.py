@@ -29,6 +29,7 @@ class EpochRecord:
     validation_error: float  # the task's metric; in the hard phase it is that of the quantized network
     components_alive: int  # of all mixtures: components that are most responsible for some weight, zero included
     density: dict[str, float] = field(default_factory=dict)  # share of non-zero weights in each shared tensor
+    hard: bool = False  # whether it was in the hard phase
 
 
 class Hook:

@@ -95,9 +95,11 @@ class CsvLog(Hook):
         self._rows: list[list[Any]] = []  # the first has the names
 
     def on_epoch(self, record: EpochRecord) -> None:
-        row = {**vars(record), **{f"density/{name}": value for name, value in record.density.items()}}
+        row = {**vars(record), "hard": int(record.hard)}
         del row["density"]
-        self._rows += [list(row.values())] if self._rows else [list(row), list(row.values())]
+        row |= {f"density/{name}": value for name, value in record.density.items()}
+        self._rows = self._rows or [list(row)]
+        self._rows.append([row[name] for name in self._rows[0]])  # a run that goes on may have had fewer columns
         try:
             if self._file is None:
                 self._file = self.path.open("w", newline="")

@@ -122,12 +122,12 @@ def _record(
         error = task.judge(task.model)
     if prior is None:
         return EpochRecord(epoch, seconds, tau, task_loss, 0.0, 0.0, error, 0)
-    return record_of(prior, epoch, seconds, tau, task_loss, error)
+    return record_of(prior, epoch, seconds, tau, task_loss, error, hard)
 
 
 @torch.no_grad()
 def record_of(
-    prior: MixturePrior, epoch: int, seconds: float, tau: float, task_loss: float, validation_error: float
+    prior: MixturePrior, epoch: int, seconds: float, tau: float, task_loss: float, validation_error: float, hard: bool
 ) -> EpochRecord:
     """A line of the history under a prior. The network must have its unquantized weights."""
     prior_loss = float(prior.neg_log_prior())
@@ -150,6 +150,7 @@ def record_of(
         validation_error=validation_error,
         components_alive=alive,
         density=density,
+        hard=hard,
     )
 
 

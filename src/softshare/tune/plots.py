@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from softshare.config import Range
-from softshare.report.style import FAINT, INK, SERIES, new_figure
+from softshare.report.style import BAD, FAINT, INK, SERIES, colours, new_figure
 from softshare.result import frontier
 from softshare.task import Metric
 from softshare.tune.space import Space
 from softshare.tune.trials import Row, chance, rank_correlations
 
+CROWDED = 4  # times the median
 _RINGS = "oDs^"
 Points = list[tuple[float, float]]  # (compression ratio, how much worse the metric is: points of accuracy lost)
 
@@ -101,11 +102,10 @@ def draw_front(data: FrontData) -> Any:
         points: dict[str, Any] = {"c": data.order, "cmap": "viridis_r", "edgecolors": FAINT, "linewidths": 0.4}
         dots = axes.scatter(*zip(*panel.trials, strict=True), s=24, zorder=2, **points)
         axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
-        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": INK})]
+        marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": BAD})]
         for k, (who, theirs) in enumerate(panel.published.items()):
-            marks.append(
-                (who, theirs, {"facecolors": "none", "edgecolors": SERIES[k % len(SERIES)], "marker": _RINGS[k % 4]})
-            )
+            colour = colours(len(panel.published))[k]
+            marks.append((who, theirs, {"facecolors": "none", "edgecolors": colour, "marker": _RINGS[k % 4]}))
         for label, found, style in marks:
             if found:
                 axes.scatter(*zip(*found, strict=True), s=48, label=label, **style)
@@ -117,11 +117,27 @@ def draw_front(data: FrontData) -> Any:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.set(ylabel=data.loss)
+        _spread(axes, [lost for _, lost in panel.trials])
         axes.grid(visible=True)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14))  # below, where no point is
     figure.suptitle(data.title, fontsize=10)
     figure.colorbar(dots, ax=figure.axes, label="trial", aspect=40)
     return figure
+
+
+def _spread(axes: Any, losses: Sequence[float]) -> None:
+    """A logarithmic axis above the median, if a few trials have lost so much that the others would crowd."""
+    positive = sorted(lost for lost in losses if lost > 0)
+    middle = positive[len(positive) // 2] if positive else 0.0
+    if not middle or positive[-1] <= CROWDED * middle:
+        return
+    low, high = axes.get_ylim()[0], 1.3 * positive[-1]
+    axes.set_yscale("symlog", linthresh=middle)
+    ticks = [factor * 10.0**power for power in range(-12, 13) for factor in (1, 2, 5)]
+    axes.set_yticks([0, *(tick for tick in ticks if middle / 3 < tick < high)])
+    axes.set_yticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(low, high)
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from softshare._util.files import read_bytes, write_atomic
-from softshare._util.run_folder import PAGE, RESULT, run_files
+from softshare._util.run_folder import MODEL, PAGE, RESULT, run_files
 from softshare.errors import ConfigError
+from softshare.report.headline import Lead, said, task_of
 from softshare.report.page import Figure, Page, Table, render
 from softshare.report.run import drawn_from
 from softshare.report.style import require_matplotlib, styled
 from softshare.report.write import make_report_folder, write_picture
 from softshare.result import Result
 from softshare.task import Metric
+from softshare.tune.choice import Choice, by_front, choose
 from softshare.tune.plots import Others, draw_front, draw_settings, front_data, loss_label, no_others, settings_data
 from softshare.tune.space import known_ranges
-from softshare.tune.study_folder import FRONT, SUMMARY
+from softshare.tune.study_folder import FRONT, SUMMARY, trial_folder
 from softshare.tune.trials import Row, from_csv, front
 
 CAPTIONS = {  # LOST and METRIC stand for those of the study
@@ -54,9 +57,18 @@ def _write(study: Path, folder: Path, rows: Sequence[Row], others: Callable[[str
         svg, files = write_picture(drawing, pictures, name)
         heading, caption = CAPTIONS[name]
         caption = caption.replace("LOST", lost).replace("METRIC", metric.name)
-        sections.append(Figure(name, heading, caption, [svg], wide=True))
+        sections.append(Figure(name, heading, caption, [svg]))
         written += files
-    page = Page(f"softshare: a study of {title}", _cards(rows, metric), sections, _table(rows, metric))
+    taken = choose(rows, metric, _noise(study))
+    page = Page(
+        title=f"softshare: a study of {said(title)}",
+        lead=Lead(taken.fate, taken.sentence) if taken else Lead("unknown", "No trial of the front has been measured."),
+        cards=_cards(rows, metric),
+        figures=sections,
+        facts=_facts(study, taken),
+        command=_command(study, taken),
+        table=_table(rows, metric, taken),
+    )
     write_atomic(written[0], render(page).encode())
     return written
 
@@ -99,15 +111,46 @@ def _cards(rows: Sequence[Row], metric: Metric) -> dict[str, str]:
     }
 
 
-def _table(rows: Sequence[Row], metric: Metric) -> Table:
+def _facts(study: Path, taken: Choice | None) -> dict[str, str]:
+    found = _front_result(study)
+    if not found or not taken:
+        return {}
+    return {
+        "Network": said(found.experiment),
+        "Data": said(found.dataset),
+        "Its file": said(str(trial_folder(study / FRONT, taken.row.trial) / MODEL)),
+    }
+
+
+def _command(study: Path, taken: Choice | None) -> tuple[str, str]:
+    """The command that uses the settings of the trial. Those of a trial that ran elsewhere are not here."""
+    path = trial_folder(study / FRONT, taken.row.trial) / RESULT if taken else None
+    if path is None or not path.exists():
+        return "", ""
+    words = ["softshare", "compress", task_of(Result.load(path)), "--config", str(path)]
+    return "Compress with its settings", said(shlex.join(words), 2000)
+
+
+def _noise(study: Path) -> float | None:
+    """Of the validation metric; older results do not have it."""
+    found = _front_result(study)
+    noise = (found.outcome or {}).get("noise", found.noise) if found else None
+    return None if noise is None else float(noise)
+
+
+def _table(rows: Sequence[Row], metric: Metric, taken: Choice | None) -> Table:
     names = list(rows[0].settings)
     heads = ["trial", "on the front", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio", *names]
-    lines = []
-    for row in rows:
+    lines, marks = [], {}
+    for k, row in enumerate(by_front(rows)):
         values = [row.validation_error, row.test_error, row.file_bytes, row.ratio, *map(row.settings.get, names)]
         of_values = [(value, "" if value is None else _text(value)) for value in values]
-        lines.append([(row.trial, str(row.trial)), (int(row.on_front), "yes" if row.on_front else ""), *of_values])
-    return Table("trials", "All trials", heads, lines)
+        is_taken = taken is not None and row == taken.row
+        if is_taken:
+            marks[k] = "taken"
+        on_front = "take this" if is_taken else "yes" if row.on_front else ""
+        lines.append([(row.trial, str(row.trial)), (int(row.on_front), on_front), *of_values])
+    return Table("trials", "All trials", heads, lines, marks)
 
 
 def _text(value: float) -> str:

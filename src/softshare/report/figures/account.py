@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softshare.report.run import Run
-from softshare.report.style import FAINT, SERIES, beside, new_figure, tip
+from softshare.report.style import FAINT, SERIES, beside, new_figure, plain_log, tip
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,5 @@ def draw_account(data: Account) -> Any:
     axes.set(xscale="log", xlabel="bytes")
     low = min(n for _, n, _ in data.rows if n > 0)
     axes.set_xlim(low / 3, 40 * max(n for _, n, _ in data.rows))
+    plain_log(axes.xaxis)
     return figure

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from softshare.prior.mixture import Mixture
-from softshare.quantization.merge import merge_groups
+from softshare.report.figures.quantized import held
 from softshare.report.frames import Array, Frames
 from softshare.report.run import Run
-from softshare.report.style import DOTS, FAINT, INK, SERIES, new_figure, padded, tip
+from softshare.report.style import DOTS, FAINT, INK, SERIES, describe, new_figure, padded, plain_log, tip
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +40,7 @@ def _of_part(run: Run, frames: Frames, q: int) -> Weights:
     part, own, last = int(frames.shown[q]), frames.owner == q, len(frames.epochs) - 1
     after = frames.sample[last, own].astype(np.float32)
     parameters = (frames.log_mixing[last, part], frames.mean[last, part], frames.log_var[last, part])
+    kept = held(run, frames, last, q)
     used = frames.counts[last, part] > 0
     used[0] = True
     return Weights(
@@ -50,7 +48,7 @@ def _of_part(run: Run, frames: Frames, q: int) -> Weights:
         int(frames.about["sizes"][part]),
         frames.sample[0, own].astype(np.float32),
         after,
-        _ends_at_zero(run, after, parameters),
+        kept.values[kept.index] == 0,
         frames.edges(0, q),
         frames.histograms[0, q],
         frames.edges(last, q),
@@ -59,19 +57,6 @@ def _of_part(run: Run, frames: Frames, q: int) -> Weights:
         np.exp(0.5 * parameters[2][used]),
         frames.counts[last, part][used],
     )
-
-
-def _ends_at_zero(
-    run: Run,
-    w: Array,  # (S,)
-    parameters: Sequence[Array],  # (K,) each, before merging
-) -> Array:  # (S,)
-    mixture = Mixture(*map(torch.from_numpy, parameters))
-    merged, groups = merge_groups(mixture, run.merging)
-    weights = torch.from_numpy(w)
-    if not run.hard:
-        return (merged.assign(weights) == 0).numpy()
-    return np.isin(mixture.assign(weights).numpy(), groups[0])
 
 
 def draw_weights(data: Weights) -> Any:
@@ -97,7 +82,10 @@ def draw_weights(data: Weights) -> Any:
     right.stairs(data.counts_after, data.edges_after, fill=True, color=SERIES[0], orientation="horizontal")
     top.set(yscale="log", ylim=(0.7, None), ylabel="weights")
     right.set(xscale="log", xlim=(0.7, None), xlabel="weights")
+    for axis in (top.yaxis, right.xaxis):
+        plain_log(axis, few=True)
     top.tick_params(labelbottom=False)
     right.tick_params(labelleft=False)
     top.set_title(f"{data.name}: {data.n:,} weights", color=INK)
+    describe(figure, f"The {data.n:,} weights of {data.name}, after retraining against before, with both histograms")
     return figure

@@ -8,7 +8,7 @@ from typing import Any
 
 from softshare.report.figures.account import account_data, draw_account
 from softshare.report.figures.before_after import draw_weights, weights_data
-from softshare.report.figures.curves import curves_data, draw_curves
+from softshare.report.figures.curves import curves_data, draw_curves, prior_curves_data
 from softshare.report.figures.dynamics import draw_dynamics, dynamics_data
 from softshare.report.figures.film import draw_film, film_data
 from softshare.report.figures.filters import draw_filters, filters_data
@@ -29,10 +29,36 @@ class Plot:
     caption: str
     data: Callable[[Run], tuple[Any, ...]]
     draw: Callable[[Any], Any]
-    wide: bool = False  # panels that need the width of the page
+    details: bool = False  # for readers of the paper
+    live: bool = False  # also drawn while the run is under way, again and again
 
 
 FIGURES = (
+    Plot(
+        "sizes",
+        "Where the bytes are",
+        "A bar is a layer, in the parts of its tensors. Together the bars are the whole file. A layer in red has lost "
+        "all its weights.",
+        sizes_data,
+        draw_sizes,
+    ),
+    Plot(
+        "bits",
+        "Bits per weight against density",
+        "A tensor below the line takes fewer bits than the mask of its non-zeros would take without structure.",
+        bits_data,
+        draw_bits,
+    ),
+    Plot(
+        "curves",
+        "Training",
+        "In the soft phase the prior pulls the weights together. In the hard phase (shaded) the network runs on the "
+        "values that the file will hold. If there are several runs, a grey line marks the start of each, and a dotted "
+        "line marks the network that is in the file.",
+        curves_data,
+        draw_curves,
+        live=True,
+    ),
     Plot(
         "weights",
         "Weights before and after",
@@ -53,42 +79,12 @@ FIGURES = (
         draw_dynamics,
     ),
     Plot(
-        "account",
-        "Description length",
-        "The size that the mixtures estimate, the size that the entropy of the indices allows, and the size of the "
-        "file. The error cost is the loss over the training set, if that loss is a negative log-likelihood.",
-        account_data,
-        draw_account,
-    ),
-    Plot(
-        "sizes",
-        "Where the bytes are",
-        "The bars are the bytes of each tensor. Together they are the whole file.",
-        sizes_data,
-        draw_sizes,
-    ),
-    Plot(
-        "bits",
-        "Bits per weight against density",
-        "A tensor below the line takes fewer bits than the mask of its non-zeros would take without structure.",
-        bits_data,
-        draw_bits,
-    ),
-    Plot(
-        "hyperpriors",
-        "Hyper-priors",
-        "Solid lines are the configured hyper-priors. The others hold the same mode half and twice as strongly. "
-        "(Appendix B of the paper.)",
-        hyperpriors_data,
-        draw_hyperpriors,
-    ),
-    Plot(
-        "curves",
-        "Training",
-        "The curves show all of the training, from history.csv. If there are several runs, a grey line marks the start "
-        "of each, and a dotted line marks the network that is in the file.",
-        curves_data,
-        draw_curves,
+        "masks",
+        "What is left",
+        "Blue cells are non-zero weights of the file, which orders its units for coding. In a large matrix a cell "
+        "shows a share of non-zero weights.",
+        masks_data,
+        draw_masks,
     ),
     Plot(
         "filters",
@@ -97,15 +93,15 @@ FIGURES = (
         "may have the units in another order. (Appendix D of the paper.)",
         filters_data,
         draw_filters,
-        wide=True,
     ),
     Plot(
-        "masks",
-        "What is left",
-        "Blue cells are non-zero weights of the file, which orders its units for coding. In a large matrix a cell "
-        "shows a share of non-zero weights.",
-        masks_data,
-        draw_masks,
+        "account",
+        "Description length",
+        "The size that the mixtures estimate, the size that the entropy of the indices allows, and the size of the "
+        "file. The error cost is the loss over the training set, if that loss is a negative log-likelihood.",
+        account_data,
+        draw_account,
+        details=True,
     ),
     Plot(
         "storage",
@@ -115,6 +111,25 @@ FIGURES = (
         "paper.)",
         storage_data,
         draw_storage,
+        details=True,
+    ),
+    Plot(
+        "prior",
+        "The prior in training",
+        "Components in use are those that some weight belongs to. The prior is a density, so its logarithm may have "
+        "either sign. tau is its weight in the loss.",
+        prior_curves_data,
+        draw_curves,
+        details=True,
+    ),
+    Plot(
+        "hyperpriors",
+        "Hyper-priors",
+        "Solid lines are the configured hyper-priors. The others hold the same mode half and twice as strongly. "
+        "(Appendix B of the paper.)",
+        hyperpriors_data,
+        draw_hyperpriors,
+        details=True,
     ),
     Plot(
         "film",

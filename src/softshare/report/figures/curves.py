@@ -8,20 +8,25 @@ from typing import Any
 import numpy as np
 
 from softshare._util.printable import shorten
+from softshare.report.course import DENSITY, run_starts
 from softshare.report.frames import Array
+from softshare.report.ruined import ruined_data
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure
+from softshare.report.style import BAD, FAINT, INK, SERIES, describe, epoch_tips, mark_phases, new_figure, plain_log
 
 MOST_LINES = 7
-_CURVES = {
+_DASHES = ("-", "--", "-.", ":")  # beside the colours
+CROWDED = 20  # times the median: with a larger value, a linear axis would show little else
+_CURVES = {  # title, unit
     "validation_error": ("", ""),  # what the task measures
     "task_loss": ("Task loss", "mean"),
-    "prior_loss": ("Prior", "-log p(w, theta) in nats"),
-    "complexity_bits": ("Complexity cost by the mixtures", "kB"),
+    "complexity_bits": ("Size by the mixtures", "kB"),
+}
+_OF_THE_PRIOR = {
     "components_alive": ("Components in use", ""),
+    "prior_loss": ("Prior", "-log p(w, theta) in nats"),
     "tau": ("tau", ""),
 }
-_DENSITY = "density/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,62 +41,101 @@ class Curve:
     counted: str = "epoch"  # or look
     starts: tuple[int, ...] = (0,)  # index of the first record of each run
     taken: float | None = None  # of several runs, where the network was taken
+    hard: tuple[tuple[float, float], ...] | None = None  # the hard phases, from epoch to epoch; None if not known
+    ruined: frozenset[str] = frozenset()  # lines of tensors that are all zero at the end
 
 
 def curves_data(run: Run) -> tuple[Curve, ...]:
-    if not run.history:
-        return ()
-    epochs = np.array([row["epoch"] for row in run.history])
-    starts = (0, *(np.flatnonzero(np.diff(epochs) <= 0) + 1).tolist())  # a run starts where the one before ended
-    taken = float(run.frames.epochs[-1]) if run.frames and run.result and len(starts) > 1 else None
-    about: Any = {"counted": run.counted, "starts": starts, "taken": taken}
-    found = []
     unit = "percent" if run.metric.unit == "%" else run.metric.unit
     titles = _CURVES | {"validation_error": (f"Validation {run.metric.name}", unit)}
-    for column, (title, unit) in titles.items():
+    return (*_of_columns(run, titles), *_densities(run))
+
+
+def prior_curves_data(run: Run) -> tuple[Curve, ...]:
+    return _of_columns(run, _OF_THE_PRIOR)
+
+
+def _of_columns(run: Run, titles: dict[str, tuple[str, str]]) -> tuple[Curve, ...]:
+    found = []
+    for column, (title, unit) in titles.items() if run.history else ():
         values = np.array([row[column] for row in run.history])
         lines = {"": values / 8000 if column == "complexity_bits" else values}
-        found.append(Curve(title, unit, epochs, lines, **about))
-    names = [name for name in run.history[-1] if name.startswith(_DENSITY)]
-    if names:
-        last = run.history[-1]
-        names.sort(key=lambda name: -last[name])
-        step = max(1, len(names) / MOST_LINES)  # of many tensors, show a few from the densest to the sparsest
-        chosen = [names[int(k * step)] for k in range(min(MOST_LINES, len(names)))]
-        lines = {name.removeprefix(_DENSITY): np.array([row[name] for row in run.history]) for name in chosen}
-        found.append(Curve("Density", "share of non-zero weights", epochs, lines, log=True, **about))
+        found.append(Curve(title, unit, lines=lines, log=_crowded(values), **_about(run)))
     return tuple(found)
 
 
+def _about(run: Run) -> Any:
+    epochs, starts = np.array([row["epoch"] for row in run.history]), tuple(run_starts(run.history))
+    taken = float(run.frames.epochs[-1]) if run.frames and run.result and len(starts) > 1 else None
+    hard = run.hard_spans if run.knows_phases else None
+    return {"epochs": epochs, "counted": run.counted, "starts": starts, "taken": taken, "hard": hard}
+
+
+def _crowded(values: Array) -> bool:
+    known = values[np.isfinite(values)]
+    return bool(known.size and known.min() > 0 and known.max() > CROWDED * np.median(known))
+
+
+def _densities(run: Run) -> tuple[Curve, ...]:
+    last = run.history[-1] if run.history else {}
+    names = sorted((name for name in last if name.startswith(DENSITY)), key=lambda name: -last[name])
+    if not names:
+        return ()
+    step = max(1, len(names) / MOST_LINES)  # of many tensors, show a few from the densest to the sparsest
+    chosen = [names[int(k * step)] for k in range(min(MOST_LINES, len(names)))]
+    lines = {name.removeprefix(DENSITY): np.array([row[name] for row in run.history]) for name in chosen}
+    ruined = frozenset(found.name for found in ruined_data(run))
+    return (Curve("Density", "share of non-zero weights", lines=lines, log=True, ruined=ruined, **_about(run)),)
+
+
 def draw_curves(data: Curve) -> Any:
-    figure = new_figure(4.8, 2.8 if len(data.lines) == 1 else 3.3)
+    figure = new_figure(4.8, 2.9 if len(data.lines) == 1 else 3.4)
     axes = figure.subplots()
     for k, (name, values) in enumerate(data.lines.items()):
-        colour = SERIES[k % len(SERIES)]
+        colour, dash = SERIES[k], _DASHES[k % len(_DASHES)]
         shown = np.where(values > 0, values, np.nan) if data.log else values
         for start, end in zip(data.starts, (*data.starts[1:], len(shown)), strict=True):
             own = slice(start, end)
-            label = shorten(name, 24) if start == 0 else None
-            axes.plot(data.epochs[own], shown[own], color=colour, linewidth=1.6, label=label)
+            label = shorten(name, 24) + (" (all zero)" if name in data.ruined else "") if start == 0 else None
+            alone = "o" if np.isfinite(shown[own]).sum() == 1 else None  # a line needs two points
+            axes.plot(data.epochs[own], shown[own], dash, marker=alone, color=colour, linewidth=1.6, label=label)
+        left = np.flatnonzero(np.isfinite(shown))
+        if name in data.ruined and left.size:
+            axes.plot(data.epochs[left[-1]], shown[left[-1]], "X", ms=8, color=BAD, mew=0, zorder=5)
     for start in data.starts[1:]:
         axes.axvline(data.epochs[start], color=FAINT, linewidth=0.8, zorder=0)
     if data.taken is not None:
         axes.axvline(data.taken, color=INK, linewidth=0.8, linestyle=":", zorder=0)
-    if data.log:
-        axes.set_yscale("log", subs=(2, 5))
-        for axis_part in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis_part(lambda value, _: f"{value:g}")
-    elif all((values == values.round()).all() for values in data.lines.values()):
-        axes.yaxis.get_major_locator().set_params(integer=True)
+    _scale(axes, data)
     texts = [
         ", ".join(f"{name} {values[e]:.4g}".strip() for name, values in data.lines.items())
         for e in range(len(data.epochs))
     ]
+    mark_phases(axes, data.epochs, data.hard)
     epoch_tips(axes, data.epochs, texts, data.counted)
     if len(data.lines) > 1:
         figure.legend(loc="outside lower center", ncols=3)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y")
     axes.set(xlabel=data.counted, ylabel=data.unit)
-    axes.set_title(data.title)
+    axes.set_title(data.title, pad=14)
+    describe(figure, f"{data.title} by {data.counted}: {_course(data)}")
     return figure
+
+
+def _scale(axes: Any, data: Curve) -> None:
+    if data.log:
+        axes.set_yscale("log")
+        plain_log(axes.yaxis)
+    elif all((values == values.round()).all() for values in data.lines.values()):
+        axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _course(data: Curve) -> str:
+    """The first and the last value of each line, in words."""
+    said = []
+    for name, values in data.lines.items():
+        known = values[np.isfinite(values)]
+        if known.size:
+            said.append(f"{name} from {known[0]:.4g} to {known[-1]:.4g}".strip())
+    return ", ".join(said)

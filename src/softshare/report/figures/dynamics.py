@@ -13,7 +13,7 @@ from softshare.prior.mixture import Mixture
 from softshare.quantization.merge import merge_groups, spread
 from softshare.report.frames import Array, Frames
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, epoch_tips, new_figure, tip
+from softshare.report.style import FAINT, INK, colours, describe, epoch_tips, mark_phases, new_figure, tip
 
 _FAINTEST = -6.0  # log10 of the mixing of the thinnest line
 
@@ -32,6 +32,7 @@ class Dynamics:
     merged: Array  # (M,) means after merging; empty until the run is over
     onto: Array  # (K,) index of the merged component that each one joins
     counted: str = "epoch"  # or look
+    hard: tuple[tuple[float, float], ...] | None = None  # the hard phases, from epoch to epoch; None if not known
 
 
 def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
@@ -44,6 +45,8 @@ def dynamics_data(run: Run) -> tuple[Dynamics, ...]:
 def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
     parameters = (frames.log_mixing[:, part], frames.mean[:, part], frames.log_var[:, part])
     final = frames.final(part) if run.result else None
+    low, high = frames.epochs[0], frames.epochs[-1]
+    hard = tuple((max(a, low), min(b, high)) for a, b in run.hard_spans if a < high and b > low)
     merged = np.empty(0) if final is None else final.mean.numpy()
     onto = np.zeros(parameters[1].shape[1], int)
     if final is not None:
@@ -60,6 +63,7 @@ def _of_part(run: Run, frames: Frames, part: int) -> Dynamics:
         merged,
         onto,
         run.counted,
+        hard if run.knows_phases else None,
     )
 
 
@@ -86,8 +90,8 @@ def draw_dynamics(data: Dynamics) -> Any:
     axes = figure.subplots()
     x, end = data.epochs, data.epochs[-1] + max(1.0, 0.06 * np.ptp(data.epochs))
     width = 0.5 + 5 * np.clip(1 - np.log10(np.maximum(data.mixing, 1e-30)) / _FAINTEST, 0, 1)
-    for k in range(data.mean.shape[1]):
-        colour = INK if k == 0 else SERIES[(k - 1) % len(SERIES)]
+    own = [INK, *colours(data.mean.shape[1] - 1)]
+    for k, colour in enumerate(own):
         in_use = data.counts[-1, k] > 0
         low, high = data.mean[:, k] - 2 * data.std[:, k], data.mean[:, k] + 2 * data.std[:, k]
         axes.fill_between(x, low, high, color=colour, alpha=0.1 if in_use else 0.03, linewidth=0)
@@ -111,9 +115,11 @@ def draw_dynamics(data: Dynamics) -> Any:
         used = data.counts[e] > 0
         means = ", ".join(f"{m:.3g}" for m in np.sort(data.mean[e, used])[:9])
         texts.append(f"{used.sum()} components in use, at {means}{', …' if used.sum() > 9 else ''}")
+    mark_phases(axes, data.epochs, data.hard)
     epoch_tips(axes, x, texts, data.counted)
     axes.autoscale_view()
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=data.counted, ylabel="mean ± 2 standard deviations")
-    axes.set_title(data.name)
+    axes.set_title(data.name, pad=14)
+    describe(figure, f"Components of {data.name} by {data.counted}. In the end: {texts[-1]}")
     return figure

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from softshare.report.figures.quantized import Held, held
 from softshare.report.frames import Array
 from softshare.report.run import Run
 from softshare.report.style import FAINT, SERIES, new_figure, padded
@@ -21,6 +22,7 @@ class Film:
     """The weights of one mixture at every frame."""
 
     name: str
+    n: int  # weights in all
     epochs: Array  # (E,)
     ends: Array  # (E, 2) the smallest and the largest weight
     mixing: Array  # (E, K)
@@ -29,6 +31,8 @@ class Film:
     counts: Array  # (E, K)
     histograms: Array  # (E, B) of all weights, between the ends
     sample: Array  # (E, S)
+    held: tuple[Held, ...]  # (E,) what a file would hold
+    phases: tuple[str, ...]  # (E,) soft, hard or, of some older runs, nothing
     counted: str = "epoch"  # or look
 
 
@@ -36,9 +40,11 @@ def film_data(run: Run) -> tuple[Film, ...]:
     frames = run.frames
     if frames is None:
         return ()
+    phases = tuple(_phase(run, epoch) for epoch in frames.epochs.tolist())
     return tuple(
         Film(
             frames.parts[part],
+            int(frames.about["sizes"][part]),
             frames.epochs,
             np.stack([frames.edges(e, q)[[0, -1]] for e in range(len(frames.epochs))]),
             np.exp(frames.log_mixing[:, part]),
@@ -47,10 +53,18 @@ def film_data(run: Run) -> tuple[Film, ...]:
             frames.counts[:, part],
             frames.histograms[:, q],
             frames.sample[:, frames.owner == q],
+            tuple(held(run, frames, e, q) for e in range(len(frames.epochs))),
+            phases,
             run.counted,
         )
         for q, part in enumerate(frames.shown)
     )
+
+
+def _phase(run: Run, epoch: float) -> str:
+    if not run.knows_phases:
+        return ""
+    return "hard" if any(first < epoch <= last for first, last in run.hard_spans) else "soft"
 
 
 def draw_film(data: Film) -> Any:
@@ -65,7 +79,8 @@ def draw_film(data: Film) -> Any:
             axes.axvspan(mean - 2 * std, mean + 2 * std, color=FAINT if k == 0 else SERIES[1], alpha=0.12, linewidth=0)
             axes.axvline(mean, color=FAINT if k == 0 else SERIES[1], linewidth=0.8)
         axes.set(yscale="log", ylim=(0.7, None), xlim=padded(*_limits(data)))
-        axes.set_title(f"{data.counted} {data.epochs[e]}", loc="right", fontsize=8, pad=2)
+        title = f"{data.counted} {data.epochs[e]}" + (f", {data.phases[e]} phase" if data.phases[e] else "")
+        axes.set_title(title, loc="right", fontsize=8, pad=2)
     all_axes[0].set_title(data.name, loc="left", fontsize=9, pad=2)
     all_axes[-1].set_xlabel("weight")
     return figure
@@ -85,8 +100,17 @@ def film_for_page(data: Film) -> dict[str, Any]:
         "std": _rounded(data.std),
         "counts": data.counts.tolist(),
         "histograms": data.histograms.tolist(),
-        "sample": [base64.b64encode(frame.round().astype("<u2").tobytes()).decode() for frame in steps],
+        "sample": [_packed(frame.round(), "<u2") for frame in steps],
+        "weights": data.n,
+        "phases": data.phases,
+        "values": [_rounded(own.values) for own in data.held],
+        "held": [own.counts.tolist() for own in data.held],
+        "index": [_packed(own.index, "<u1" if len(data.mean[0]) <= 256 else "<u2") for own in data.held],
     }
+
+
+def _packed(numbers: Array, kind: str) -> str:
+    return base64.b64encode(numbers.astype(kind).tobytes()).decode()
 
 
 def _limits(data: Film) -> tuple[float, float]:
@@ -94,5 +118,5 @@ def _limits(data: Film) -> tuple[float, float]:
     return float(data.ends[:, 0].min()), float(data.ends[:, 1].max())
 
 
-def _rounded(values: Array) -> list[list[float]]:
-    return [[float(f"{v:.4g}") for v in row] for row in values]
+def _rounded(values: Array) -> Any:
+    return [_rounded(row) for row in values] if values.ndim > 1 else [float(f"{v:.4g}") for v in values]

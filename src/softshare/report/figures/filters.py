@@ -28,12 +28,13 @@ Shape = tuple[int, ...]  # outputs, inputs, height, width
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Two pictures of tiles. NaN marks the lines between tiles, and missing tiles."""
+    """A picture of tiles, before or after compression. NaN marks the lines between tiles, and missing tiles."""
 
     name: str
-    before: Array  # (h, w)
-    after: Array  # (h, w)
-    left_out: str  # how many filters the pictures show, if not all
+    when: str
+    picture: Array  # (h, w)
+    largest: float  # weight, of the strongest colour
+    left_out: str  # how many filters the picture shows, if not all
 
 
 def kept_filters(model: nn.Module, compressed: Compressed) -> dict[str, Tensor]:
@@ -92,7 +93,9 @@ def filters_data(run: Run) -> tuple[Filters, ...]:
         before = before.reshape(len(before), -1, *after.shape[2:])
         n, m = before.shape[0] * before.shape[1], after.shape[0] * after.shape[1]
         left_out = "" if m == n else f"{m:,} of {n:,} filters"
-        found.append(Filters(name, _picture(_kept(before).float().numpy()), _picture(after), left_out))
+        pictures = {"before": _picture(_kept(before).float().numpy()), "after": _picture(after)}
+        largest = float(np.nanquantile(np.abs(pictures["before"]), 0.995))
+        found += [Filters(name, when, picture, largest, left_out) for when, picture in pictures.items()]
     return tuple(found)
 
 
@@ -131,17 +134,16 @@ def tiled(
 
 
 def draw_filters(data: Filters) -> Any:
-    h, w = data.before.shape
-    figure = new_figure(4.8, min(7.5, 0.8 + 9.2 * h / w))  # one below the other, to be legible on a phone
-    largest = float(np.nanquantile(np.abs(data.before), 0.995))
-    for axes, picture, title in zip(figure.subplots(2, 1), (data.before, data.after), ("before", "after"), strict=True):
-        axes.imshow(signed_image(picture, largest), interpolation="nearest")
-        lines = np.zeros((*picture.shape, 4))
-        lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(picture), 0.25, 0)
-        axes.imshow(lines, interpolation="nearest")
-        axes.set(xticks=[], yticks=[])
-        axes.set_title(title)
-        for spine in axes.spines.values():
-            spine.set(visible=True, color=FAINT)
-    figure.suptitle(shorten(data.name, 60) + (f" ({data.left_out})" if data.left_out else ""), fontsize=9)
+    h, w = data.picture.shape
+    figure = new_figure(4.8, min(5.0, 0.6 + 4.6 * h / w))
+    axes = figure.subplots()
+    axes.imshow(signed_image(data.picture, data.largest), interpolation="nearest")
+    lines = np.zeros((*data.picture.shape, 4))
+    lines[..., :3], lines[..., 3] = 0.46, np.where(np.isnan(data.picture), 0.25, 0)
+    axes.imshow(lines, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=FAINT)
+    more = f" ({data.left_out})" if data.left_out else ""
+    axes.set_title(f"{shorten(data.name, 40)} {data.when}{more}", fontsize=9)
     return figure

@@ -13,7 +13,7 @@ from softshare._util.schema import from_plain
 from softshare.config import Beta, Dirichlet, Gamma
 from softshare.report.frames import Array
 from softshare.report.run import Run
-from softshare.report.style import FAINT, SERIES, new_figure
+from softshare.report.style import SERIES, new_figure
 
 _POINTS = 400
 _STRENGTHS = (0.5, 1.0, 2.0)
@@ -105,10 +105,10 @@ def _times(factor: float) -> str:
 def draw_hyperpriors(data: HyperPrior) -> Any:
     figure = new_figure(4.8, 3.2)
     axes = figure.subplots()
-    for label, y in data.curves.items():
+    for colour, (label, y) in zip(SERIES, data.curves.items(), strict=False):
         own = label == data.configured
         style = "-" if own else ("--" if label.startswith("half") else ":")
-        axes.plot(data.x, y, style, color=SERIES[0] if own else FAINT, linewidth=2 if own else 1.2, label=label)
+        axes.plot(data.x, y, style, color=colour, linewidth=2 if own else 1.2, label=label)
     axes.set(xlabel=data.axis, ylabel="density, highest = 1", ylim=(0, 1.05))
     axes.locator_params(axis="x", nbins=5)  # mixings near 1 are long numbers
     figure.legend(loc="outside lower center", ncols=2)

@@ -67,7 +67,7 @@ def binned(
 
 def draw_masks(data: Mask) -> Any:
     rows, columns = data.shape
-    ratio = min(2.0, max(0.25, rows / columns))
+    ratio = min(1.0, max(0.25, rows / columns))
     figure = new_figure(4.8, 0.9 + 4.0 * ratio)
     axes = figure.subplots()
     image = np.zeros((*data.density.shape, 4))

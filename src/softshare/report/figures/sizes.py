@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from softshare._util.printable import shorten
+from softshare.codec.info import TensorInfo
+from softshare.report.ruined import ruined_data
 from softshare.report.run import Run
-from softshare.report.style import FAINT, INK, SERIES, beside, new_figure, tip
+from softshare.report.style import BAD, FAINT, GROUND, INK, SERIES, beside, describe, new_figure, plain_log, tip
 
 MOST_BARS = 24
 MOST_LABELS = 12  # of points
@@ -19,11 +21,25 @@ MOST_POINTS = 1000  # the tensors with the most weights
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer of the network with its tensors in the file."""
+
+    name: str
+    about: str  # the kind and the shape of its largest tensor
+    parts: tuple[tuple[str, str, int], ...]  # name, 'shared', 'rest' or 'file', bytes
+    ruined: str = ""  # since when all its weights are zero
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(n for _, _, n in self.parts)
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Bytes of each part of the file, the largest first."""
 
     file_bytes: int
-    bars: tuple[tuple[str, str, int], ...]  # name, 'shared', 'rest' or 'file', bytes
+    layers: tuple[Layer, ...]
 
 
 @dataclass(frozen=True)
@@ -33,34 +49,69 @@ class Bits:
     points: tuple[tuple[str, int, float, float], ...]  # name, weights, density, bits per weight
 
 
+def kind_by_shape(shape: Sequence[int] | None) -> str:
+    """What a tensor is by its number of dimensions; a file does not know the modules."""
+    names = {0: "number", 1: "vector", 2: "matrix", 3: "1-d convolution", 4: "convolution", 5: "3-d convolution"}
+    return "" if shape is None else names.get(len(shape), "tensor")
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    return "" if shape is None else " x ".join(map(str, shape))
+
+
 def sizes_data(run: Run) -> tuple[Sizes, ...]:
     info = run.info
     if info is None:
         return ()
-    bars = [(t.name or f"tensor {k}", str(t.kind), t.n_bytes) for k, t in enumerate(info.tensors, 1)]
-    bars.append(("header, codebooks, checksum", "file", info.overhead_bytes))
-    bars.sort(key=lambda bar: -bar[2])
-    others = bars[MOST_BARS:]
-    if others:
-        bars = [*bars[:MOST_BARS], (f"{len(others)} others", "file", sum(bar[2] for bar in others))]
-    return (Sizes(info.file_bytes, tuple(bars)),)
+    ruined = {found.name: found.since for found in ruined_data(run)}
+    tensors: dict[str, list[tuple[str, TensorInfo]]] = {}
+    for k, t in enumerate(info.tensors, 1):
+        name = t.name or f"tensor {k}"
+        tensors.setdefault(name.rpartition(".")[0] or name, []).append((name, t))
+    layers = [_layer(name, own, ruined) for name, own in tensors.items()]
+    layers.append(Layer("header, codebooks, checksum", "", (("", "file", info.overhead_bytes),)))
+    layers.sort(key=lambda layer: -layer.n_bytes)
+    shown = [layer for k, layer in enumerate(layers) if k < MOST_BARS or layer.ruined][: 2 * MOST_BARS]
+    others = sum(layer.n_bytes for layer in layers) - sum(layer.n_bytes for layer in shown)
+    if len(layers) > len(shown):
+        shown.append(Layer(f"{len(layers) - len(shown)} others", "", (("", "file", others),)))
+    return (Sizes(info.file_bytes, tuple(shown)),)
+
+
+def _layer(name: str, tensors: Sequence[tuple[str, TensorInfo]], ruined: Mapping[str, str]) -> Layer:
+    _, largest = max(tensors, key=lambda pair: pair[1].n or 0)
+    about = f"{kind_by_shape(largest.shape)} {shape_text(largest.shape)}".strip()
+    parts = tuple((own, str(t.kind), t.n_bytes) for own, t in tensors)
+    return Layer(name, about, parts, next((ruined[own] for own, _ in tensors if own in ruined), ""))
 
 
 def draw_sizes(data: Sizes) -> Any:
-    figure = new_figure(4.8, 0.9 + 0.24 * len(data.bars))
+    figure = new_figure(4.8, 0.9 + 0.36 * len(data.layers) + 0.14 * sum(bool(layer.ruined) for layer in data.layers))
     axes = figure.subplots()
     colours = {"shared": SERIES[0], "rest": SERIES[1], "file": FAINT}
-    for k, (name, kind, n_bytes) in enumerate(data.bars):
-        (bar,) = axes.barh(k, n_bytes, color=colours[kind])
-        share = f"{100 * n_bytes / data.file_bytes:.1f}%"
-        tip(bar, f"{name}: {n_bytes:,} bytes, {share} of the file")
-        beside(axes, n_bytes, k, f"{n_bytes:,}")
-    axes.set_yticks(range(len(data.bars)), [shorten(name) for name, _, _ in data.bars])
+    for k, layer in enumerate(data.layers):
+        start = 0
+        for name, kind, n_bytes in layer.parts:
+            (bar,) = axes.barh(k, n_bytes, left=start, color=colours[kind], edgecolor=GROUND, linewidth=0.6)
+            tip(bar, f"{name or layer.name}: {n_bytes:,} bytes, {100 * n_bytes / data.file_bytes:.1f}% of the file")
+            start += n_bytes
+        beside(axes, start, k, f"{start:,} ({100 * start / data.file_bytes:.0f}%)")
+    axes.set_yticks(range(len(data.layers)), [_tick(layer) for layer in data.layers], fontsize=8)
+    for label, layer in zip(axes.get_yticklabels(), data.layers, strict=True):
+        if layer.ruined:
+            label.set(color=BAD, fontweight="bold")
     axes.invert_yaxis()
-    axes.margins(x=0.18)
+    axes.margins(x=0.25)
     axes.set(xlabel="bytes")
-    axes.legend(handles=_handles(colours, {kind for _, kind, _ in data.bars}), loc="lower right")
+    kinds = {kind for layer in data.layers for _, kind, _ in layer.parts}
+    figure.legend(handles=_handles(colours, kinds), loc="outside lower center", ncols=3)
+    largest = ", ".join(f"{layer.name} {layer.n_bytes:,}" for layer in data.layers[:5])
+    describe(figure, f"Bytes of each layer, the largest first: {largest}")
     return figure
+
+
+def _tick(layer: Layer) -> str:
+    return "\n".join(text for text in (shorten(layer.name), layer.about, layer.ruined) if text)
 
 
 def _handles(colours: dict[str, str], used: set[str]) -> list[Any]:
@@ -74,7 +125,7 @@ def bits_data(run: Run) -> tuple[Bits, ...]:
     points = tuple(
         (t.name or f"tensor {k}", t.n, t.density, t.bits_per_weight)
         for k, t in enumerate(run.info.tensors if run.info else (), 1)
-        if t.n and t.density is not None and t.bits_per_weight is not None
+        if t.n and t.density and t.bits_per_weight  # a tensor of zeros has no place on a logarithmic axis
     )
     if len(points) > MOST_POINTS:
         points = tuple(sorted(points, key=lambda point: -(point[1] or 0))[:MOST_POINTS])
@@ -82,19 +133,22 @@ def bits_data(run: Run) -> tuple[Bits, ...]:
 
 
 def draw_bits(data: Bits) -> Any:
-    figure = new_figure(4.8, 3.4)
+    """Both axes are logarithmic: the tensors of one network often differ a hundredfold."""
+    figure = new_figure(4.8, 3.8)
     axes = figure.subplots()
-    p = np.linspace(1e-4, 1 - 1e-4, 400)
-    entropy = -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
-    axes.plot(p, entropy, color=FAINT, linewidth=1, label="entropy of a mask without structure")
+    densities, heights = [point[2] for point in data.points], [point[3] for point in data.points]
+    low, high = min(densities) / 1.5, min(0.999, 1.5 * max(densities))
+    p = np.geomspace(min(low, 0.5), min(0.97, max(high, 0.5)), 200)
+    axes.plot(p, -(p * np.log2(p) + (1 - p) * np.log2(1 - p)), color=FAINT, linewidth=1, label="mask without structure")
     most = max(n for _, n, _, _ in data.points)
     for name, n, density, bits in data.points:
         size = 5 + 11 * math.log1p(n) / math.log1p(most)
         (point,) = axes.plot(density, bits, "o", ms=size, color=SERIES[0], alpha=0.6, mew=0, zorder=3)
         tip(point, f"{name}: {n:,} weights, {100 * density:.2f}% non-zero, {bits:.3f} bits per weight")
-    axes.set(xlabel="density", ylabel="bits per weight")
-    axes.margins(x=0.12, y=0.1)
-    axes.set_xlim(0, min(1.1, 1.3 * max(0.05, *(d for _, _, d, _ in data.points))))
+    axes.set(xscale="log", yscale="log", xlabel="density", ylabel="bits per weight")
+    axes.set(xlim=(low, high * 1.1), ylim=(min(heights) / 2, 2 * max(heights)))
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_log(axis)
     if len(data.points) <= MOST_LABELS:
         _label_points(axes, data)
     figure.legend(loc="outside lower center")
@@ -103,9 +157,9 @@ def draw_bits(data: Bits) -> Any:
 
 def _label_points(axes: Any, data: Bits) -> None:
     """Label the points right of the axes. A label is as high as its point, or just above the label below it."""
-    low, high = axes.get_ylim()
+    low, high = map(math.log, axes.get_ylim())
     points = sorted(data.points, key=lambda point: point[3])
-    heights = spaced([(bits - low) / (high - low) for _, _, _, bits in points], 1 / MOST_LABELS)
+    heights = spaced([(math.log(bits) - low) / (high - low) for _, _, _, bits in points], 1 / MOST_LABELS)
     for (name, _, density, bits), height in zip(points, heights, strict=True):
         axes.annotate(
             shorten(name, 20),

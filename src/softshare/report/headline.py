@@ -1,0 +1,182 @@
+"""The head of a run's page: the verdict, the figures that matter, and the facts of the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from softshare._util.printable import printable, shorten
+from softshare._util.run_folder import RESULT, finished_folder
+from softshare.report.ruined import ruined_data
+from softshare.report.run import Run
+from softshare.result import Result
+from softshare.task import Metric
+from softshare.verdict import verdict
+
+MOST_RUINED = 8  # layers named
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What the page opens with. The fate decides about colour and sign."""
+
+    fate: Literal["kept", "lost", "unknown", "live"]
+    sentence: str
+    warnings: tuple[str, ...] = ()
+    share: float | None = None  # of the work, while the run is under way
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    done: int
+    total: int
+    seconds_left: float | None = None  # None until it can be known
+    run: int = 1  # of a search that trains several times
+
+    def text(self, counted: str) -> str:
+        of_search = f", training {self.run}" if self.run > 1 else ""
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        return f"{counted} {self.done} of {self.total}{of_search}{left}"
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min', '3 h 20 min'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def lead(run: Run, progress: Progress | None = None) -> Lead:
+    ruined = ruined_data(run)
+    warnings = [f"{said(found.name)} is {found.since}: nothing passes through it." for found in ruined[:MOST_RUINED]]
+    if len(ruined) > MOST_RUINED:
+        warnings.append(f"{len(ruined) - MOST_RUINED} more layers are all zero.")
+    if run.result:
+        found = verdict(run.result)
+        return Lead(found.fate, printable(found.sentence), tuple(warnings))
+    if progress:
+        share = progress.done / max(1, progress.total)
+        return Lead("live", f"Under way: {progress.text(run.counted)}.", tuple(warnings), share)
+    return Lead("unknown", "This run has no result: it is under way, or it was stopped.", tuple(warnings))
+
+
+def cards(run: Run) -> dict[str, str]:
+    """What a number is, and the number."""
+    return _finished(run.result) if run.result else _under_way(run)
+
+
+def _under_way(run: Run) -> dict[str, str]:
+    last, metric = run.history[-1], run.metric
+    return {
+        run.counted: f"{last['epoch']:g}",
+        f"validation {metric.name}": metric.text(last["validation_error"]),
+        "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
+        "components in use": f"{last['components_alive']:g}",
+    }
+
+
+def _finished(result: Result) -> dict[str, str]:
+    metric = result.metric
+    others = {name: " → ".join(map(_plain, pair)) for name, pair in (result.others or {}).items()}
+    noise = "" if result.noise is None else f", noise {metric.text(result.noise)}"
+    return {
+        "bytes": f"{result.file_bytes:,}",
+        "times smaller": f"{result.ratio:.1f}",
+        f"{metric.name}{noise}": f"{metric.number(result.error_before)} → {metric.text(result.error_after)}",
+        **_validation(result),
+        **others,
+        "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
+        "shared values": f"{result.n_components}",
+        **_target(result.outcome or {}, metric),
+    }
+
+
+def _validation(result: Result) -> dict[str, str]:
+    """Left out without a test set, because the figures are then the same."""
+    metric, outcome = result.metric, result.outcome or {}
+    before, after, noise = (outcome.get(name) for name in ("before", "after", "noise"))
+    if before is None or after is None or noise is None:  # older results do not have them
+        return {}
+    if (before, after) == (result.error_before, result.error_after):
+        return {}
+    figures = f"{metric.number(before)} → {metric.text(after)}"
+    return {f"validation {metric.name}, noise {metric.text(noise)}": figures}
+
+
+def _target(outcome: Mapping[str, Any], metric: Metric) -> dict[str, str]:
+    """Whether a target is met that is another than to lose nothing."""
+    if not outcome.get("target") or outcome["target"].get("kind") == "WithinNoise":
+        return {}
+    in_bytes = "max_bytes" in outcome["target"]
+    limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else metric.text(outcome[k]) for k in ("limit", "reached"))
+    most = "at least" if metric.higher_is_better and not in_bytes else "at most"
+    unit = "bytes" if in_bytes else f"validation {metric.name}"
+    return {f"target: {most} {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What was compressed, on what, for how long, and by which program."""
+    result = run.result
+    if result is None:
+        return {}
+    training = result.config.get("retrain", {})
+    lengths = [f"{training[name]} {name}" for name in ("epochs", "steps") if training.get(name)]
+    threads = f", {result.threads} threads" if result.threads and result.device == "cpu" else ""
+    found = {
+        "Network": result.experiment,
+        "Data": result.dataset,
+        "Method": result.method,
+        "Seed": str(result.seed),
+        "Training": ", ".join([*lengths[:1], duration(result.seconds)]),
+        "Device": f"{result.device}{threads}",
+        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items())),
+    }
+    return {name: said(text) for name, text in found.items()}
+
+
+def command(run: Run) -> tuple[str, str]:
+    """What a command does, and the command: the recorded one, or one that repeats the run from its settings."""
+    result = run.result
+    if result is None or "retrain" not in result.config:
+        return "", ""
+    recorded = result.config.get("command")
+    if isinstance(recorded, str):
+        return "Command", said(recorded, 2000)
+    folder = finished_folder(run.folder)
+    words = ["softshare", "compress", task_of(result), "--config", str(folder / RESULT)]
+    words += ["--out", str(folder.with_name(f"{folder.name}-again"))]
+    start = result.config.get("pretrain")
+    if isinstance(start, dict) and "sha256" in start:
+        words += ["--weights", str(start.get("weights"))]
+    return "Repeat it with its settings", said(shlex.join(words), 2000)
+
+
+def task_of(result: Result) -> str:
+    """How the command line names the task. A name that the user has given to a task does not say where that is."""
+    known = result.config.get("task") or _pretrained_here(result.config) or ".py:" in result.experiment
+    return result.experiment if known else "FILE.py:make_task"
+
+
+def _pretrained_here(config: Mapping[str, Any]) -> bool:
+    """Only an experiment is pre-trained by softshare, or says that it was not."""
+    start = config.get("pretrain", {})
+    return start is None or (isinstance(start, dict) and "epochs" in start)
+
+
+def report_command(folder: Path) -> str:
+    return said(shlex.join(["softshare", "report", str(finished_folder(folder))]), 2000)
+
+
+def said(text: str, most: int = 200) -> str:
+    """A text from a file as people see it."""
+    return shorten(printable(text), most)
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

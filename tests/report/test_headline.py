@@ -1,0 +1,106 @@
+"""The head of the page: the verdict and the facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from report_runs import compress
+from softshare.report.headline import Progress, command, duration, facts, lead
+from softshare.report.page import render_page
+from softshare.report.run import Run
+from softshare.result import Result
+from softshare.verdict import verdict
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run.load(compress(tmp_path_factory.mktemp("head")))
+
+
+def changed(run: Run, **values: Any) -> Run:
+    assert run.result is not None
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, **values))
+
+
+@pytest.mark.parametrize(
+    ("after", "noise", "fate"), [(10.0, 1.0, "kept"), (20.0, 1.0, "lost"), (20.0, None, "unknown")]
+)
+def test_the_page_opens_with_the_verdict(run: Run, after: float, noise: float | None, fate: str) -> None:
+    own = changed(run, error_before=10.0, error_after=after, noise=noise, outcome=None)
+    assert own.result is not None
+    found = lead(own)
+    assert (found.fate, found.sentence) == (fate, verdict(own.result).sentence)
+    header = render_page(own, {}).partition("</header>")[0]
+    assert f'<div class="lead {fate}"' in header
+    assert found.sentence.replace(">", "&gt;") in header
+    assert header.index("lead") < header.index("cards")
+
+
+def test_the_facts_are_those_of_the_result(run: Run) -> None:
+    own = changed(run, seed=7, seconds=754.0, device="cpu", threads=3, versions={"torch": "1", "python": "2"})
+    found = facts(own)
+    assert found["Network"] == "<i>small"
+    assert found["Data"] == "made up"
+    assert (found["Seed"], found["Training"], found["Device"]) == ("7", "4 epochs, 13 min", "cpu, 3 threads")
+    assert found["Versions"] == "python 2, torch 1"
+    assert facts(dataclasses.replace(run, result=None)) == {}
+
+
+def config_of(result: Result | None, **more: Any) -> dict[str, Any]:
+    assert result is not None
+    return {**result.config, **more}
+
+
+def test_the_command_is_the_recorded_one_or_repeats_the_run(run: Run) -> None:
+    run = dataclasses.replace(run, folder=Path("runs/a b"))
+    again = "--config 'runs/a b/result.json' --out 'runs/a b-again'"
+    for name, more, words in (
+        ("<i>small", {}, f"softshare compress FILE.py:make_task {again}"),  # it does not say where that is
+        ("net.py:task", {}, f"softshare compress net.py:task {again}"),
+        ("lenet", {"pretrain": {"epochs": 3}}, f"softshare compress lenet {again}"),
+        ("lenet", {"pretrain": None}, f"softshare compress lenet {again}"),
+        (
+            "net.py:task",
+            {"pretrain": {"weights": "w.safetensors", "sha256": "0"}},
+            f"softshare compress net.py:task {again} --weights w.safetensors",
+        ),
+        ("lenet", {"command": "softshare compress lenet --tau 1"}, "softshare compress lenet --tau 1"),
+    ):
+        own = changed(run, experiment=name, config=config_of(run.result, **more))
+        assert command(own)[1] == words
+    assert command(changed(run, config={})) == ("", "")  # a rival has no such settings
+    assert command(dataclasses.replace(run, result=None)) == ("", "")
+
+
+def test_names_that_would_deceive_are_escaped(run: Run) -> None:
+    own = changed(run, experiment="a\u202eb\x1b[31m", dataset="<script>", device="x" * 900)
+    found = facts(own)
+    assert found["Network"] == "a\\u202eb\\x1b[31m"
+    assert len(found["Device"]) == 200
+    page = render_page(own, {})
+    assert "<script>" not in page.partition("</header>")[0]
+    assert "\u202e" not in page.partition("<main")[0]
+
+
+def test_an_older_result_has_a_page(run: Run) -> None:
+    old = changed(run, outcome=None, noise=None, threads=None, others=None, config={}, versions={})
+    history = tuple({name: v for name, v in row.items() if name != "hard"} for row in run.history)
+    page = render_page(dataclasses.replace(old, history=history, frames=None, info=None), {})
+    assert '<div class="lead unknown"' in page
+
+
+def test_a_run_that_was_stopped_says_so(run: Run) -> None:
+    found = lead(dataclasses.replace(run, result=None, folder=Path("runs/.a.unfinished")))
+    assert (found.fate, found.sentence) == ("unknown", "This run has no result: it is under way, or it was stopped.")
+    assert dataclasses.replace(run, result=None, folder=Path("runs/.a.unfinished")).name == "a"
+
+
+def test_progress_in_words() -> None:
+    assert Progress(0, 30).text("epoch") == "epoch 0 of 30"
+    assert Progress(3, 30, 95).text("look") == "look 3 of 30, about 95 s left"
+    assert Progress(3, 30, 9000, run=2).text("epoch") == "epoch 3 of 30, training 2, about 2 h 30 min left"
+    assert [duration(s) for s in (0.4, 99, 100, 5990, 7199)] == ["0 s", "99 s", "2 min", "1 h 40 min", "2 h 0 min"]
