@@ -33,7 +33,8 @@ def of(before: float, after: float, noise: float | None, metric: Metric = ERROR,
         (0.9, 0.5, 0.01, SCORE, "lost", "Lost 0.4 of F1: F1 0.9 -> 0.5, where one standard error is 0.01."),
         (0.9, 0.95, 0.01, SCORE, "kept", "Kept its accuracy: F1 0.9 -> 0.95 is no worse, where one standard error is "
          "0.01."),
-        (1.49, 1.70, None, ERROR, "unknown", "error 1.49% -> 1.70%. How much of that is chance is not known."),
+        (1.49, 1.70, None, ERROR, "unknown", "Measured: error 1.49% -> 1.70%. How much of that is chance is "
+         "not known."),
     ],
 )  # fmt: skip
 def test_without_validation_data(

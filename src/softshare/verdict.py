@@ -30,7 +30,7 @@ def verdict(result: Result) -> Verdict:
     lost, noise = metric.loss(result.error_before, result.error_after), result.noise
     figures = f"{metric.name} {metric.text(result.error_before)} -> {metric.text(result.error_after)}"
     if noise is None and "kept" not in outcome:
-        return Verdict("unknown", f"{figures}. How much of that is chance is not known.")
+        return Verdict("unknown", f"Measured: {figures}. How much of that is chance is not known.")
     if noise is not None and lost > BEYOND * noise:
         return Verdict("lost", f"Lost {_amount(metric, lost)}: {figures}{_chance(metric, noise)}.{_target(outcome)}")
     if not outcome.get("kept", True):
