@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import softshare as ss
 from softshare.errors import DivergedError, NotANumberError, TaskError
+from softshare.route import compress
 
 CONFIG = ss.CompressConfig().override(components=3, epochs=3)
 Batch = tuple[Tensor, Tensor]
@@ -107,7 +108,7 @@ def test_a_failure_of_the_outputs() -> None:
 
 def test_a_failure_of_the_test() -> None:
     task = make_task(test=lambda model: fails())
-    compressed = ss.compress(task, CONFIG, target=None)
+    compressed = compress(task, CONFIG, target=None)
     with pytest.raises(TaskError, match=r"^Task\.test failed in the final measurement: KeyError: 'label'$"):
         ss.measure(task, compressed, CONFIG)
 
@@ -206,7 +207,7 @@ def test_no_number_at_a_look(value: float) -> None:
 @pytest.mark.parametrize("found", ["error", "loss"])
 def test_no_number_in_the_end(value: float, found: str) -> None:
     task = make_task(test=lambda model: {"error": 1.0} | {found: value})
-    compressed = ss.compress(task, CONFIG, target=None)
+    compressed = compress(task, CONFIG, target=None)
     with pytest.raises(NotANumberError, match=rf"^Task\.test returned {value} for the {found} .* final measurement$"):
         ss.measure(task, compressed, CONFIG)
 

@@ -139,3 +139,9 @@ def test_fewer_examples_than_batches_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"Task\.n_examples: expected a whole number of at least 1"):
             make_task(train=train, n_examples=bad)
     assert make_task(train=DataLoader(Stream(), batch_size=3), n_examples=1).n_examples == 1  # a length is not known
+
+
+def test_a_number_that_no_float_can_hold_is_infinite() -> None:
+    task = Task(nn.Linear(2, 2), [], lambda model, batch: torch.zeros(()), lambda model: 10**400, n_examples=1)
+    with pytest.raises(NotANumberError, match="returned inf"):
+        task.judge(task.model)

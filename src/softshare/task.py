@@ -229,6 +229,8 @@ def _number(value: Any) -> float | None:
     """The number, or None if it is none: other entries of a dict may be anything."""
     try:
         return None if isinstance(value, str | bytes) else float(value)
+    except OverflowError:
+        return math.inf
     except (TypeError, ValueError, RuntimeError):
         return None
 

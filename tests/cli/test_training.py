@@ -189,7 +189,7 @@ def test_a_task_is_shown_by_its_own_metric(tmp_path: Path, capsys: pytest.Captur
     assert "accuracy %" in capsys.readouterr().out
     assert run("report", tmp_path / "run") == 0
     page = (tmp_path / "run" / "report" / "index.html").read_text()
-    assert f"<b>{result['error_after']:.2f}%</b><span>accuracy after</span>" in page
+    assert f"{result['error_before']:.2f} → {result['error_after']:.2f}%" in page
     assert "Validation accuracy" in page
     assert "alidation error" not in page
 

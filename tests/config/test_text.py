@@ -159,3 +159,9 @@ def test_a_bad_file_is_refused_with_its_name() -> None:
     for text, message in REFUSED_FILES:
         with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
             from_toml(text, "my.toml")
+
+
+@pytest.mark.parametrize("text", ["tau = " + "9" * 5000, "a = " + "[" * 50_000])
+def test_a_forged_file_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"settings\.toml is not a TOML file"):
+        from_toml(text, "settings.toml")

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import softshare as ss
 from softshare.errors import ConfigError
+from softshare.route import compress
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.zoo.datasets import Batches, load_mnist
 from softshare.zoo.experiments import error_percent, make_task, pretrain_
@@ -118,7 +119,7 @@ def test_by_default_the_network_is_as_good_as_before(tmp_path: Path) -> None:
     """The noise is that of 256 answers."""
     task, config = users_task(), CONFIG.override(epochs=4, symmetries=False)
     before = copy.deepcopy(task.model.state_dict())
-    compressed = ss.compress(task, config)
+    compressed = compress(task, config)
     outcome = compressed.outcome
     assert outcome is not None
     assert outcome.target == ss.WithinNoise()
@@ -133,7 +134,7 @@ def test_by_default_the_network_is_as_good_as_before(tmp_path: Path) -> None:
 
 def test_without_a_target_the_network_is_trained_once(tmp_path: Path) -> None:
     task, config = users_task(), CONFIG.override(epochs=3)
-    compressed = ss.compress(task, config, target=None)
+    compressed = compress(task, config, target=None)
     assert [r.epoch for r in compressed.history] == [0, 1, 2, 3]
     outcome = compressed.outcome
     assert outcome is not None
@@ -143,7 +144,7 @@ def test_without_a_target_the_network_is_trained_once(tmp_path: Path) -> None:
 
 def test_the_papers_settings_have_no_target() -> None:
     """They have no hard phase."""
-    compressed = ss.compress(users_task(), ss.CompressConfig.paper().override(epochs=1))
+    compressed = compress(users_task(), ss.CompressConfig.paper().override(epochs=1))
     assert compressed.outcome is not None
     assert compressed.outcome.target is None
 
@@ -169,7 +170,7 @@ def test_the_hooks_of_a_search_see_every_run_and_which_network_it_took() -> None
             self.calls.append(("end",))
 
     recorder = Recorder()
-    compressed = ss.compress(separable_task(), CONFIG.override(epochs=4, symmetries=False), [recorder])
+    compressed = compress(separable_task(), CONFIG.override(epochs=4, symmetries=False), [recorder])
     kinds = [call[0] for call in recorder.calls]
     assert kinds.count("start") > 1
     assert {call for call in recorder.calls if call[0] == "start"} == {("start", 4, 12)}
@@ -186,7 +187,7 @@ def test_the_hooks_of_a_search_see_every_run_and_which_network_it_took() -> None
 def test_max_bytes_on_a_users_task(n_bytes: int, tmp_path: Path) -> None:
     task = users_task()
     before = copy.deepcopy(task.model.state_dict())
-    compressed = ss.compress(task, CONFIG, target=ss.MaxBytes(n_bytes))
+    compressed = compress(task, CONFIG, target=ss.MaxBytes(n_bytes))
     assert 0.98 * n_bytes <= compressed.save(tmp_path / "model.sws") <= n_bytes
     outcome = compressed.outcome
     assert outcome is not None
@@ -199,7 +200,7 @@ def test_max_bytes_on_a_users_task(n_bytes: int, tmp_path: Path) -> None:
 def test_max_error_on_a_users_task(tmp_path: Path) -> None:
     task, sizes = users_task(), []
     for limit in (3.0, 6.0):
-        compressed = ss.compress(task, CONFIG, target=ss.MaxError(limit))
+        compressed = compress(task, CONFIG, target=ss.MaxError(limit))
         assert compressed.outcome is not None
         assert compressed.outcome.met
         assert compressed.outcome.reached == error_of(task, compressed, tmp_path) <= limit
@@ -210,8 +211,8 @@ def test_max_error_on_a_users_task(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_max_error_increase_is_relative_to_the_error_before() -> None:
     task = users_task()
-    relative = ss.compress(task, CONFIG, target=ss.MaxErrorIncrease(0.5))
-    absolute = ss.compress(task, CONFIG, target=ss.MaxError(error_before(task) + 0.5))
+    relative = compress(task, CONFIG, target=ss.MaxErrorIncrease(0.5))
+    absolute = compress(task, CONFIG, target=ss.MaxError(error_before(task) + 0.5))
     assert relative.outcome is not None
     assert relative.outcome.met
     assert relative.outcome.limit == error_before(task) + 0.5
@@ -225,7 +226,7 @@ def test_an_accuracy_and_an_error_give_the_same_file() -> None:
         task, evaluate=lambda m: 100 - task.judge(m), metric=ss.Metric("accuracy", "%", True)
     )
     config = CONFIG.override(epochs=5)
-    by_error, by_accuracy = ss.compress(task, config), ss.compress(accuracy, config)
+    by_error, by_accuracy = compress(task, config), compress(accuracy, config)
     assert by_error.to_bytes() == by_accuracy.to_bytes()
     assert by_accuracy.outcome is not None
     assert by_error.outcome is not None
@@ -236,10 +237,10 @@ def test_an_accuracy_and_an_error_give_the_same_file() -> None:
 @pytest.mark.slow
 def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
     task, config = users_task(), CONFIG.override(epochs=3)
-    compressed = ss.compress(task, config, target=ss.MaxBytes(50_000))
+    compressed = compress(task, config, target=ss.MaxBytes(50_000))
     assert compressed.outcome is not None
     assert compressed.outcome.met
-    assert len(compressed.to_bytes()) > len(ss.compress(task, config, target=None).to_bytes())
+    assert len(compressed.to_bytes()) > len(compress(task, config, target=None).to_bytes())
 
 
 @pytest.mark.slow
@@ -254,14 +255,14 @@ def test_a_budget_larger_than_the_network_ever_gets_is_met() -> None:
 )
 def test_max_bytes_counts_the_file_as_it_is_written(changes: dict[str, Any]) -> None:
     config = CONFIG.override(epochs=6, tau=1e-3, zero_mixing=0.9, **changes)
-    compressed = ss.compress(users_task(), config, target=ss.MaxBytes(1100))
+    compressed = compress(users_task(), config, target=ss.MaxBytes(1100))
     assert 0.98 * 1100 <= len(compressed.to_bytes()) <= 1100
 
 
 @pytest.mark.slow
 def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> None:
     task = users_task()
-    compressed = ss.compress(task, CONFIG.override(epochs=5), target=ss.MaxError(0.0))
+    compressed = compress(task, CONFIG.override(epochs=5), target=ss.MaxError(0.0))
     assert compressed.outcome is not None
     assert not compressed.outcome.met
     assert compressed.outcome.reached == error_of(task, compressed, tmp_path) > 0
@@ -271,7 +272,7 @@ def test_what_cannot_be_met_gives_the_nearest_and_says_so(tmp_path: Path) -> Non
 def test_a_target_in_bytes_is_met_even_if_no_run_has_the_size(tmp_path: Path) -> None:
     """The file is cut to fit."""
     config = CONFIG.override(epochs=1, hard_from=0.99)
-    compressed = ss.compress(users_task(), config, target=ss.MaxBytes(600))
+    compressed = compress(users_task(), config, target=ss.MaxBytes(600))
     assert compressed.outcome is not None
     assert compressed.outcome.met
     assert compressed.outcome.reached == compressed.save(tmp_path / "model.sws") <= 600
@@ -281,7 +282,7 @@ def test_a_target_in_bytes_is_met_even_if_no_run_has_the_size(tmp_path: Path) ->
 @pytest.mark.parametrize("target", [ss.WithinNoise(), ss.MaxError(3.0), ss.MaxBytes(1200)], ids=repr)
 def test_with_few_examples_the_defaults_do_not_make_the_network_collapse(target: ss.Target, tmp_path: Path) -> None:
     task, config = separable_task(), CONFIG.override(epochs=8)
-    compressed = ss.compress(task, config, target=target)
+    compressed = compress(task, config, target=target)
     assert compressed.outcome is not None
     assert compressed.outcome.met
     assert error_of(task, compressed, tmp_path) <= 3
@@ -292,14 +293,14 @@ def test_with_few_examples_the_defaults_do_not_make_the_network_collapse(target:
 
 @pytest.mark.slow
 def test_max_bytes_on_lenet_5(tmp_path: Path) -> None:
-    compressed = ss.compress(lenet_task("lenet-5-caffe"), LENETS["lenet-5-caffe"], target=ss.MaxBytes(9000))
+    compressed = compress(lenet_task("lenet-5-caffe"), LENETS["lenet-5-caffe"], target=ss.MaxBytes(9000))
     assert 0.98 * 9000 <= compressed.save(tmp_path / "model.sws") <= 9000
 
 
 @pytest.mark.slow
 def test_max_error_on_lenet_300_100(tmp_path: Path) -> None:
     task = lenet_task("lenet-300-100")
-    compressed = ss.compress(task, LENETS["lenet-300-100"], target=ss.MaxErrorIncrease(8.0))
+    compressed = compress(task, LENETS["lenet-300-100"], target=ss.MaxErrorIncrease(8.0))
     assert compressed.outcome is not None
     assert compressed.outcome.met
     assert error_of(task, compressed, tmp_path) <= error_before(task) + 8
@@ -311,17 +312,17 @@ def test_max_error_on_lenet_300_100(tmp_path: Path) -> None:
 def test_targets_that_no_run_can_meet_are_refused_before_training() -> None:
     task = users_task()
     with pytest.raises(ConfigError, match=r"at least \d+ bytes, the size of the file with every shared .* 0, got 9"):
-        ss.compress(task, CONFIG, target=ss.MaxBytes(9))
+        compress(task, CONFIG, target=ss.MaxBytes(9))
     for config in (CONFIG.override(hard_from=1.0), CONFIG.override(zeroing=0.0)):
         with pytest.raises(ConfigError, match="expected hard_from below 1 and zeroing above 0"):
-            ss.compress(task, config, target=ss.MaxError(2))
+            compress(task, config, target=ss.MaxError(2))
     with pytest.raises(ConfigError, match="expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got 2"):
-        ss.compress(task, CONFIG, target=2)  # type: ignore[call-overload]
+        compress(task, CONFIG, target=2)  # type: ignore[arg-type]
 
 
 def test_the_result_records_the_target(tmp_path: Path) -> None:
     task, config = dataclasses.replace(users_task(), test=None), CONFIG.override(epochs=1)
-    compressed = ss.compress(task, config, target=ss.MaxBytes(1200))
+    compressed = compress(task, config, target=ss.MaxBytes(1200))
     result = ss.measure(task, compressed, config)
     assert ss.CompressConfig.from_dict(result.config) == config
     assert compressed.outcome is not None

@@ -130,7 +130,9 @@ def from_toml(data: str, where: str) -> dict[str, Any]:
     """The settings that a file gives, by name. They may stand in a table of their stage or without a table."""
     try:
         values = tomllib.loads(data)
-    except tomllib.TOMLDecodeError as problem:
+    except RecursionError:
+        raise ConfigError(f"{where} is not a TOML file of settings: it is nested too deeply") from None
+    except ValueError as problem:  # of the form, or a number of too many digits
         raise ConfigError(f"{where} is not a TOML file: {problem}") from None
     version = values.pop("version", CompressConfig.VERSION)
     if version != CompressConfig.VERSION:

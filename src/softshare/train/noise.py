@@ -26,7 +26,7 @@ def noise_of(task: Task, model: nn.Module, value: float) -> float:
             found = task.noise(model)
         try:
             noise = abs(float(found))
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise ConfigError(f"Task.noise: expected a number, got {type(found).__name__}") from None
         require_finite("Task.noise", noise, "for the network")
         return noise
