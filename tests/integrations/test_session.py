@@ -326,7 +326,7 @@ def test_a_loss_and_what_is_not_known_are_said(tmp_path: Path) -> None:
     compressed = sharing.finish_(tmp_path / "model.sws")
     assert compressed.outcome is None
     assert verdict(compressed.record.result).fate == "unknown"
-    assert compressed.summary().startswith("training loss ")
+    assert compressed.summary().startswith("Measured: training loss ")
     assert any("no validation before training and at its end is known" in text for text in compressed.messages)
     assert compressed.report(tmp_path / "report").exists()
     sharing, _ = start(make_net())
