@@ -77,7 +77,10 @@ class FittedWeights:
     def summary(self) -> str:
         """The sizes, and the tensor with the largest error:
 
-        print(softshare.quantize(model, bits=4).summary())
+            print(softshare.quantize(model, bits=4).summary())
+
+        Returns:
+            A few lines of text.
         """
         worst = max(self.errors, key=lambda name: self.errors[name])
         n_kept = sum(t.numel() for t in self.quantized.rest.values())

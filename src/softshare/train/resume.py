@@ -44,7 +44,9 @@ class Part(Protocol):
 class Checkpoint:
     """The file that a run is kept in while it is under way. If it exists, the run goes on from it:
 
-    softshare.compress(task, checkpoint=softshare.Checkpoint("mine.run", every=600))
+        softshare.compress(task, checkpoint=softshare.Checkpoint("mine.run", every=600))
+
+    It is written every so many seconds, and when Ctrl-C or SIGTERM stops the run.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: float = EVERY) -> None:
