@@ -32,6 +32,7 @@ FILE = ("model.sws",)
 ENDED = (0, 1, 2, 3)  # exit statuses of a command that came to its own end
 NAMED = ("run/model.sws", "run/retrained.safetensors", "run/pretrained.safetensors")  # the same in every whole run
 PATIENCE = 600  # seconds
+PAGE = 4096  # bytes
 
 Tallies = dict[str, Counter[str]]
 
@@ -145,7 +146,8 @@ def on_a_disk(
 
 
 def usage(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """On a tmpfs, which gives whole pages."""
+    return sum(-(-path.stat().st_size // PAGE) * PAGE for path in folder.rglob("*") if path.is_file()) + 4 * PAGE
 
 
 # Two runs in one folder
