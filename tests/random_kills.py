@@ -85,7 +85,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 class Tally:
     kills: Counter[str] = field(default_factory=Counter)
     ends: int = 0  # runs that came to their end
-    lost: int = 0  # ended with other files than the whole run, or could not go on
+    lost: int = 0  # could not go on, or no longer had a file that was there before a kill
+    others: int = 0  # ended with other files than the whole run
 
 
 def main() -> int:
@@ -100,11 +101,11 @@ def main() -> int:
             name: tried(name, -(-options.kills // len(names)), Path(folder) / str(k), random.Random(options.seed + k))
             for k, name in enumerate(names)
         }
-    say(f"{'command':22}{'kills':>7}{'by signal':>34}{'ended':>7}{'lost':>6}")
+    say(f"{'command':22}{'kills':>7}{'by signal':>34}{'ended':>7}{'lost':>6}{'other files':>13}")
     for name, tally in tallies.items():
         by_signal = ", ".join(f"{n} {kind}" for kind, n in sorted(tally.kills.items()))
-        say(f"{name:22}{tally.kills.total():>7}{by_signal:>34}{tally.ends:>7}{tally.lost:>6}")
-    return min(1, sum(tally.lost for tally in tallies.values()))
+        say(f"{name:22}{tally.kills.total():>7}{by_signal:>34}{tally.ends:>7}{tally.lost:>6}{tally.others:>13}")
+    return min(1, sum(tally.lost + tally.others for tally in tallies.values()))
 
 
 def say(text: str) -> None:
@@ -135,9 +136,14 @@ def tried(name: str, kills: int, folder: Path, chance: random.Random) -> Tally:
             sitting, before = sitting + 1, now
             continue
         tally.ends += 1
-        if status not in (None, whole.returncode) or not kept or set(now.values()) != set(wanted.values()):
-            tally.lost += 1
-            say(f"{name}, attempt {attempt}: exit status {status}\n{said}")
+        is_lost, is_other = (
+            status not in (None, whole.returncode) or not kept,
+            set(now.values()) != set(wanted.values()),
+        )
+        tally.lost += is_lost
+        tally.others += is_other
+        if is_lost or is_other:
+            say(f"{name}, attempt {attempt}: exit status {status}, files kept: {kept}\n{said}")
         if status is not None and not sitting:
             longest = min(longest, time.monotonic() - start)  # the whole run may have had to compile first
         attempt, sitting, before = attempt + 1, 0, {}
