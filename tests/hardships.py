@@ -99,41 +99,34 @@ def disk(at: Path, n_bytes: int) -> Iterator[None]:
 def full_disks(folder: Path, points: int) -> Tallies:
     """Each command over its own earlier result. It fails or not; then the disk grows and it is given again."""
     prepare(folder)
-    (folder / "whole").mkdir()
     tallies: Tallies = {}
     for words, files, again in ((COMPRESS, NAMED, "--overwrite --resume"), (QUANTIZE, FILE, "--overwrite")):
-        for more in ("--seed 1", "--seed 0") if words == COMPRESS else ("",):
-            status, said = run(words, folder, "whole", f"{more} --overwrite")
+        name = words.split()[0]
+        earlier, whole = folder / f"earlier-{name}", folder / f"whole-{name}"
+        seeds = ("--seed 1", "--seed 0") if words == COMPRESS else ("", "")
+        for out, more in zip((earlier, whole), seeds, strict=True):
+            out.mkdir()
+            status, said = run(words, folder, out.name, more)
             assert status in (0, 3), said
-            if more != "--seed 0":
-                shutil.copytree(folder / "whole", folder / "earlier", dirs_exist_ok=True)
-        needed = usage(folder / "whole")
-        earlier, whole = digests(folder / "earlier", files), digests(folder / "whole", files)
-        tally = tallies[f"{words.split()[0]} on a disk that fills"] = Counter[str]()
+        tally = tallies[f"{name} on a disk that fills"] = Counter[str]()
         for k in range(points):
-            # from room for next to nothing to room for all of it, beside the earlier one
-            tally[on_a_disk(folder, words, files, again, needed + (k + 1) * 3 * needed // points, earlier, whole)] += 1
+            n_bytes = usage(earlier) + 3 * k * usage(whole) // (2 * points)  # from no room at all to more than enough
+            tally[on_a_disk(folder, words, files, again, n_bytes)] += 1
     return tallies
 
 
-def on_a_disk(
-    folder: Path,
-    words: str,
-    files: tuple[str, ...],
-    again: str,
-    n_bytes: int,
-    earlier: dict[str, str],
-    whole: dict[str, str],
-) -> str:
-    at = folder / f"disk-{words.split()[0]}-{n_bytes}"
+def on_a_disk(folder: Path, words: str, files: tuple[str, ...], again: str, n_bytes: int) -> str:
+    name = words.split()[0]
+    earlier, whole = (digests(folder / f"{which}-{name}", files) for which in ("earlier", "whole"))
+    at = folder / f"disk-{name}-{n_bytes}"
     with disk(at, n_bytes):
-        shutil.copytree(folder / "earlier", at, dirs_exist_ok=True)
+        shutil.copytree(folder / f"earlier-{name}", at, dirs_exist_ok=True)
         status, said = run(words, folder, at.name, "--overwrite")
         if lost := wrong(status, said):
             say(said)
             return lost
         now = digests(at, files)
-        if now == whole:
+        if status in (0, 3) and now == whole:
             return "had room"
         if now != earlier:
             return "lost: the earlier result"
