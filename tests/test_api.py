@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 from pathlib import Path
@@ -20,7 +21,7 @@ from softshare.errors import ConfigError
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.verdict import verdict
 
-SHORT = ss.CompressConfig().override(steps=20, backend="torch")
+SHORT = ss.CompressConfig().override(steps=20, backend="torch", tau=1e-5, zeroing=0.0, zero_mixing=0.5)
 
 
 def network() -> nn.Module:
@@ -107,6 +108,18 @@ def test_what_it_says_of_itself(compressed: ss.Compressed) -> None:
     html = compressed._repr_html_()
     assert html is not None
     assert f"584 -&gt; {n} (" in html
+
+
+def test_a_layer_without_weights_is_said(compressed: ss.Compressed) -> None:
+    assert "nothing passes through it" not in compressed.summary()
+    dead = next(t for t in compressed.quantized.shared if t.name == "0.weight")
+    zeros = dataclasses.replace(dead, indices=torch.zeros_like(dead.indices))
+    shared = tuple(zeros if t is dead else t for t in compressed.quantized.shared)
+    ruined = dataclasses.replace(compressed, quantized=dataclasses.replace(compressed.quantized, shared=shared))
+    html = ruined._repr_html_()
+    assert html is not None
+    for text in (ruined.summary(), html):
+        assert "0.weight: all of its weights are 0" in text
 
 
 def test_names_from_a_task_cannot_write_html() -> None:

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,8 +15,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from softshare import route
+from softshare._util.printable import printable
 from softshare._util.run_folder import FRAMES, HISTORY, MODEL, PRETRAINED, RESULT
-from softshare.compressed import Compressed
+from softshare.compressed import Compressed, dead_layers
 from softshare.config import CompressConfig
 from softshare.datafree.compress_weights import FittedWeights
 from softshare.errors import ConfigError
@@ -204,11 +206,15 @@ def line_of(compressed: Compressed) -> str:
 
 
 def summary_of(compressed: Compressed) -> str:
-    return as_text(compressed.record.result) if compressed.record else line_of(compressed)
+    text = as_text(compressed.record.result) if compressed.record else line_of(compressed)
+    return "\n".join([text, *map(printable, dead_layers(compressed))])
 
 
 def html_of(compressed: Compressed) -> str | None:
-    return as_html(compressed.record.result) if compressed.record else None
+    if compressed.record is None:
+        return None
+    dead = "".join(f"<p><b>{escape(printable(text))}</b></p>" for text in dead_layers(compressed))
+    return as_html(compressed.record.result) + dead
 
 
 def write_report_of(compressed: Compressed, folder: str | os.PathLike[str]) -> Path:

@@ -51,13 +51,8 @@ def compress(
 ) -> Compressed:
     """Retrain a copy of `task.model` under the prior, merge and quantize. `task.model` itself does not change.
 
-    By default the result is the smallest file found whose network is as good as before, within the noise of the
-    evaluation. Another target takes its place. With None, the network is trained once, as the settings say, whatever
-    it loses. `Compressed.outcome` says what was lost and whether the target is met; if it is not, the nearest network
-    is returned.
-
-    With `checkpoint`, the run is kept in that file while it is under way. If the file exists, the run goes on from
-    there and ends with the same bytes. A first Ctrl-C or SIGTERM then stops between two steps, with `StoppedError`.
+    `softshare.compress` explains the arguments, shows the progress and measures the result. The test set is not read
+    here.
     """
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task, got {type(task).__name__}")
