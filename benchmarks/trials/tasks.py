@@ -379,15 +379,19 @@ def batch_1024(seed: int) -> Task:
     return trained("batch-1024", seed, make, digits(seed, 20_000, 2000), Recipe(1024, 50, 5e-3))
 
 
-def tiny(seed: int) -> Task:
-    """Two spirals of one and a half turns."""
+def spirals(seed: int) -> Splits:
+    """Two of one and a half turns."""
     g = torch.Generator().manual_seed(seed)
     label = torch.randint(2, (3000,), generator=g)
     along = torch.rand(3000, generator=g).sqrt()
     angle = 3 * math.pi * along + math.pi * label
     x = torch.stack([along * angle.cos(), along * angle.sin()], 1) + 0.03 * torch.randn(3000, 2, generator=g)
+    return in_parts(2 * x, label, 512, 488)
+
+
+def tiny(seed: int) -> Task:
     how = Recipe(32, 300, 5e-3, measure=lambda *a: accuracy(*a) / 100, metric=Metric("accuracy", "", True))
-    return trained("tiny", seed, lambda: mlp(2, 24, 24, 2), in_parts(2 * x, label, 512, 488), how)
+    return trained("tiny", seed, lambda: mlp(2, 24, 24, 2), spirals(seed), how)
 
 
 def wide(seed: int) -> Task:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from softshare import __version__
 from softshare._util.user_code import at
@@ -37,8 +36,8 @@ from softshare.train.phases import Phases
 from softshare.train.resume import Checkpoint
 
 DEFAULT: Any = "default"  # the target of a call that names none
-OF_THE_NOISE = 0.25  # that is searched in: a network chosen among many by its evaluation is worse than that says
-MOST_TRIMMED = 3  # networks of a search
+OF_THE_NOISE = 0.25  # that is searched in: the best of several runs is worse than its evaluation says
+MOST_TRIMMED = 3  # networks of a search that become files
 
 
 def compress(
@@ -78,10 +77,9 @@ def compress(
     elif isinstance(target, MaxBytes):
         compressed, simplified = _best(run, target.max_bytes)
     else:
-        aim = limit
-        if isinstance(target, WithinNoise):
-            aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise)
-        compressed, simplified = _smallest(run, aim)
+        as_before = isinstance(target, WithinNoise)
+        aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise) if as_before else limit
+        compressed, simplified = _smallest(run, aim, by_luck=not as_before)
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
@@ -108,12 +106,12 @@ class _Run:
         unit = self.first.unit(self.task, allowed) if self.config.retrain.scaling == "auto" else 1.0
         return in_nats(self.task, unit), unit
 
-    def restored(self, task: Task, runs: Runs, kept: Kept) -> tuple[Compressed, dict[str, Tensor]]:
-        """The network of a run, and the curvature of each of its weights."""
+    def restored(self, runs: Runs, kept: Kept) -> tuple[Compressed, MixturePrior]:
+        """The network of a run, in the task's model again, and its prior."""
         prior = runs.restore_(kept)
         compressed = quantize_prior(prior, self.config.merge, hard=True)
         self.files.find_broken(compressed.quantized)
-        return compressed, curvatures(task, prior, self.config.retrain)
+        return compressed, prior
 
 
 def _once(run: _Run, prior: MixturePrior) -> tuple[Compressed, Simplified]:
@@ -126,8 +124,12 @@ def _once(run: _Run, prior: MixturePrior) -> tuple[Compressed, Simplified]:
     return dataclasses.replace(compressed, history=phases.history), run.files.simplify(compressed.quantized)
 
 
-def _smallest(run: _Run, limit: float) -> tuple[Compressed, Simplified]:
-    """Runs until the smallest file within a limit on the metric is found."""
+def _smallest(run: _Run, limit: float, by_luck: bool) -> tuple[Compressed, Simplified]:
+    """Runs until the smallest file within a limit on the metric is found.
+
+    Whatever is tried until it fits owes some of that to luck. Without `by_luck` only the last network of each run is
+    judged, and none is trimmed.
+    """
     config, first, files, metric = run.config, run.first, run.files, run.task.metric
     task, unit = run.in_unit(max(first.noise, metric.loss(first.before, limit)))
 
@@ -139,14 +141,18 @@ def _smallest(run: _Run, limit: float) -> tuple[Compressed, Simplified]:
         above = max(0.0, metric.loss(limit, files.judge(trimmed.quantized)))
         return above, files.size(trimmed.quantized)
 
-    search = Search(task, config.override(distill=0.0), first, limit, judge)
+    search = Search(task, config.override(distill=0.0), first, limit, judge, last_alone=not by_luck)
     with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
         networks = search.run(phases)[:MOST_TRIMMED]
         with at("trimming"):
             for found in networks:
-                compressed, worth = run.restored(task, search, found.kept)
-                simplified = files.trim_to_metric(compressed.quantized, worth, limit)
+                compressed, prior = run.restored(search, found.kept)
+                if by_luck:
+                    worth = curvatures(task, prior, config.retrain)
+                    simplified = files.trim_to_metric(compressed.quantized, worth, limit)
+                else:
+                    simplified = files.simplify(compressed.quantized)
                 trimmed.append(Trimmed(found.kept, compressed, simplified))
             best = min(trimmed, key=merit)
         return _chosen(best, search, phases)
@@ -172,7 +178,8 @@ def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
         networks = search.run(phases)[:MOST_TRIMMED]
         with at("trimming"):
             for kept in networks:
-                compressed, worth = run.restored(task, search, kept)
+                compressed, prior = run.restored(search, kept)
+                worth = curvatures(task, prior, config.retrain)
                 simplified = files.trim_to_bytes(compressed.quantized, worth, max_bytes)
                 trimmed.append(Trimmed(kept, compressed, simplified))
             best = min(trimmed, key=merit)

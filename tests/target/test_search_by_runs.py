@@ -76,6 +76,7 @@ class Played:
         metric: ss.Metric | None = None,
         first: FirstLook | None = None,
         limit: float = LIMIT,
+        last_alone: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.task = ss.Task(
@@ -86,7 +87,8 @@ class Played:
         self.start = self.task.model.get_parameter("weight").detach().clone()
         self.values: dict[int, float] = {}
         first = first or FirstLook(BEFORE, NOISE, ZEROS)
-        self.search = Search(self.task, config, first, limit, judge or (lambda prior: self.values[self._number()]))
+        judge = judge or (lambda prior: self.values[self._number()])
+        self.search = Search(self.task, config, first, limit, judge, last_alone)
         self.phases = Phases(self.task, None, [self.search])
 
         def run(config: RetrainConfig, prior: MixturePrior, **_: Any) -> None:
@@ -208,6 +210,28 @@ def test_the_best_of_a_run_is_restored_exactly(monkeypatch: pytest.MonkeyPatch) 
         prior = played.search.restore_(best)
         assert played.task.model.get_parameter("bias").tolist() == [best.look] * 3
         assert bool((prior.means == best.look).all())
+
+
+def test_a_lucky_look_does_not_make_a_run_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last look alone, the harder runs fit at no look that counts."""
+
+    def records(by: float) -> list[tuple[float, float]]:
+        return [(3.0, 0.1)] * 24 + [(1.0, 0.05)] * 5 + [(2.0 if by >= 0.9 else 2.6, 0.1)]
+
+    played = Played(records, monkeypatch, last_alone=True)
+    found = played.found()
+    assert played.runs == pytest.approx([0, 1, 0.5, 0.75])
+    assert [f.kept.look for f in found] == [60]
+    played = Played(records, monkeypatch)
+    assert [f.kept.look for f in played.found()] == [29, 59, 89]
+    assert played.runs == pytest.approx([0, -1, -3])
+
+
+def test_a_run_that_breaks_its_network_is_judged_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(lambda by: settled(60.0 if by < 1 else BEFORE), monkeypatch, last_alone=True)
+    found = played.found()
+    assert played.runs[:2] == pytest.approx([0, 2])
+    assert all(f.merit[0] == 0 for f in found)
 
 
 def test_if_nothing_fits_the_nearest_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

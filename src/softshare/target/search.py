@@ -4,6 +4,9 @@ A network is judged where a run has settled: its errors on the way there, at hig
 search never acts within a run. The first run has the settings as they are. If its network is above the limit, the next
 runs are ever gentler, else they are ever harder; then the gentleness is halved in between a run that fits and one that
 does not. Only a run that breaks its network ends early.
+
+The best of many looks is better by luck, and worse on other data. Where that matters, only the last look of a run
+counts.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ def _found(plain: tuple[Any, ...]) -> Found:
 class Search(Runs):
     """The search for one network, which trains `task.model`. `limit` is in the unit of the metric.
 
-    `judge` returns the metric of the file that the network of a prior would be now.
+    `judge` returns the metric of the file that the network of a prior would be now. With `last_alone`, a run is judged
+    by its last look, otherwise by all since it has settled.
     """
 
     def __init__(
@@ -61,9 +65,10 @@ class Search(Runs):
         first: FirstLook,
         limit: float,
         judge: Callable[[MixturePrior], float],
+        last_alone: bool = False,
     ) -> None:
         super().__init__(task, config)
-        self.first, self.limit, self.judge = first, limit, judge
+        self.first, self.limit, self.judge, self.last_alone = first, limit, judge, last_alone
         self._found: list[Found] = []  # of the runs before
         self._n_runs = 0
         self._step = 1.0  # to the gentleness of the next run, while there is no run on the other side
@@ -129,7 +134,7 @@ class Search(Runs):
         value = record.validation_error
         self._bad = self._bad + 1 if self.first.lost(self.task, value) > BROKEN else 0
         stops = self._bad >= BROKEN_LOOKS and look < looks
-        if look > SETTLED * looks or stops:
+        if look == looks or stops or (look > SETTLED * looks and not self.last_alone):
             weights = sum(record.density[s.name] * s.tensor.numel() for s in self.prior.view.shared)
             above = self._note(record.epoch, weights * math.log2(self.settings.prior.components + 1), value)
             self._above = min(self._above, above)
