@@ -6,11 +6,13 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import html
 import itertools
 import json
 import math
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from cli_runs import (
     write_task,
     write_trained_task,
 )
+from softshare.cli import main
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.result import Result
 from softshare.verdict import verdict
@@ -314,6 +317,20 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     kinds = {t.name: t.kind for t in softshare.inspect(tmp_path / "run" / "model.sws").tensors}
     assert kinds["0.bias"] == kinds["4.bias"] == "rest"
     assert kinds["0.weight"] == kinds["4.weight"] == "shared"
+
+
+def test_the_command_is_in_the_result_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    typed = "softshare compress net.py:task --epochs 1 --no-limit --out 'a <b>'"
+    monkeypatch.setattr("sys.argv", shlex.split(typed))
+    assert main() == 0  # as in a terminal, without arguments of its own
+    assert result_of(tmp_path / "a <b>")["command"] == typed
+    assert run("report", "a <b>") == 0
+    page = (tmp_path / "a <b>" / "report" / "index.html").read_text()
+    shown = page.partition("<dt>Command</dt><dd><code>")[2].partition("</code>")[0]
+    assert "<" not in shown
+    assert html.unescape(shown) == typed
 
 
 def test_a_width_beside_the_papers_settings_is_refused_with_advice(tmp_path: Path, refused: Refusals) -> None:

@@ -15,6 +15,7 @@ from softshare.cli.stopping import AGAIN_TO_GO_ON, RESUME, stopping
 from softshare.cli.task_options import (
     NETWORK,
     TASK_HELP,
+    WEIGHTS_HELP,
     AugmentOption,
     DataOption,
     DeviceOption,
@@ -36,6 +37,7 @@ TARGET, WATCHING = "Target", "Watching"  # panels of --help
 
 
 def demo(
+    context: typer.Context,
     folder: Annotated[Path, typer.Option("--out", help="Folder for the run.")] = Path("runs/demo"),
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
@@ -51,7 +53,13 @@ def demo(
 
     config = get_experiment("lenet-300-100").compress
     options = RunOptions(
-        overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN_TO_GO_ON
+        overwrite=overwrite,
+        resume=not overwrite,
+        device=device,
+        target=None,
+        verbose=verbose,
+        go_on=AGAIN_TO_GO_ON,
+        command=context.obj,
     )
     run_task("lenet-300-100", folder, config, options)
     out.print("The demo trains once, for a small file. To keep the accuracy: softshare compress lenet-300-100")
@@ -92,6 +100,7 @@ def pretrain(
 
 
 def compress(
+    context: typer.Context,
     task: Annotated[
         str | None, typer.Argument(help=f"{TASK_HELP} Not needed if --config is the result.json of an experiment.")
     ] = None,
@@ -141,8 +150,8 @@ def compress(
         Path | None,
         typer.Option(
             rich_help_panel=NETWORK,
-            help="Pre-trained weights (safetensors). Without them, an experiment uses those that `softshare pretrain` "
-            "has written to the folder, or is pre-trained first.",
+            help=f"{WEIGHTS_HELP} Without them, an experiment uses those that `softshare pretrain` has written to the "
+            "folder, or is pre-trained first.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -233,6 +242,7 @@ def compress(
             target=target,
             verbose=verbose,
             pretrained=_recorded_pretraining(task, settings, overrides, from_scratch),
+            command=context.obj,
         ),
     )
 
