@@ -14,7 +14,9 @@ from softshare.errors import ConfigError
 
 
 def quantize(
-    checkpoint: Annotated[Path, typer.Argument(help="The checkpoint, a file of safetensors or torch.save (.pt, .pth, .bin, .ckpt).")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="The checkpoint, a file of safetensors or torch.save (.pt, .pth, .bin, .ckpt).")
+    ],
     file: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="File to write. Default: the checkpoint's name with .sws."),
