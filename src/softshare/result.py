@@ -66,6 +66,7 @@ class Result:
     others: dict[str, Any] | None = None  # what else the task measures: name -> [before, after]
     noise: float | None = None  # standard error of `error_before`; older results do not have it
     threads: int | None = None  # of torch on the CPU; older results do not say
+    command: str | None = None  # as it was typed, quoted for a shell; None if the run was started from Python
 
     def __post_init__(self) -> None:
         """What JSON cannot say is None, so that a result equals what its file reads back to."""

@@ -21,7 +21,7 @@ def make(folder: Path, text: str) -> Path:
 def test_two_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
     a, b = make(tmp_path / "a", "first"), make(tmp_path / "b", "second")
     if not exchange(a, b):
-        pytest.skip("this system cannot")
+        pytest.skip("this system cannot swap two folders")
     assert ((a / "file").read_text(), (b / "file").read_text()) == ("second", "first")
     with pytest.raises(FileNotFoundError):
         exchange(a, tmp_path / "missing")

@@ -205,10 +205,9 @@ def test_a_run_of_a_task_with_a_name_of_its_own(tmp_path: Path, refused: Refusal
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_export_an_experiment_to_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its batches are neither tensors nor tuples."""
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime, which runs ONNX files")
     torch.manual_seed(0)
     ss.compress_weights(LeNet300100().state_dict(), weight_error=0.3).save(tmp_path / "m.sws")
     assert run("export", tmp_path / "m.sws", "--onnx", tmp_path / "m.onnx", "--task", "lenet-300-100") == 0

@@ -253,7 +253,7 @@ def test_a_closed_stream_does_not_end_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
+@pytest.mark.skipif(shutil.which("head") is None, reason="needs the program head")
 def test_output_that_is_cut_off_is_no_error(finished: Path) -> None:
     shown = start("inspect", finished / "model.sws", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert shown.stdout

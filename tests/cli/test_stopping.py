@@ -97,7 +97,7 @@ def test_pretrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="needs optuna: pip install 'softshare[tune]'")
     monkeypatch.setattr("softshare.tune.search.tune", interrupt)
     assert run("tune", write_task(tmp_path), "--out", tmp_path / "study") == STOPPED
     assert said(capsys) == (

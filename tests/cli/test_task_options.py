@@ -20,7 +20,7 @@ def test_a_device_that_does_not_exist(tmp_path: Path, refused: Refusals) -> None
     refused("compress", write_task(tmp_path), "--device", "gpu", "--out", tmp_path / "run", naming="--device: expected")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path, refused: Refusals) -> None:
     refused("pretrain", "lenet-300-100", "--device", "cuda", "--out", tmp_path / "run", naming="--device cuda")
 

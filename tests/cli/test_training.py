@@ -6,11 +6,13 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import html
 import itertools
 import json
 import math
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from cli_runs import (
     write_task,
     write_trained_task,
 )
+from softshare.cli import main
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.result import Result
 from softshare.verdict import verdict
@@ -316,6 +319,20 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert kinds["0.weight"] == kinds["4.weight"] == "shared"
 
 
+def test_the_command_is_in_the_result_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    typed = "softshare compress net.py:task --epochs 1 --no-limit --out 'a <b>'"
+    monkeypatch.setattr("sys.argv", shlex.split(typed))
+    assert main() == 0  # as in a terminal, without arguments of its own
+    assert result_of(tmp_path / "a <b>")["command"] == typed
+    assert run("report", "a <b>") == 0
+    page = (tmp_path / "a <b>" / "report" / "index.html").read_text()
+    shown = page.partition("<dt>Command</dt><dd><code>")[2].partition("</code>")[0]
+    assert "<" not in shown
+    assert html.unescape(shown) == typed
+
+
 def test_a_width_beside_the_papers_settings_is_refused_with_advice(tmp_path: Path, refused: Refusals) -> None:
     args = ["compress", write_task(tmp_path), "--config", "paper", "--epochs", 1, "--width", 0.3]
     message = refused(*args, "--out", tmp_path / "run", naming="init_std, zero_precision_prior, free_precision_prior: ")
@@ -414,7 +431,8 @@ def test_demo(mnist: tuple[Split, Split, Split], tmp_path: Path, capsys: pytest.
     assert result["config"].pop("task") == {"augment": False, "label_smoothing": 0.05, "from_scratch": False}
     schedule = experiments.EXPERIMENTS["lenet-300-100"].pretrain
     assert result["config"].pop("pretrain") == experiments.pretraining_settings(schedule)
-    assert CompressConfig.from_dict(result["config"]) == experiments.EXPERIMENTS["lenet-300-100"].compress
+    own = experiments.EXPERIMENTS["lenet-300-100"].compress
+    assert CompressConfig.from_dict(result["config"]) == own.override(tau=0.001)
     assert result["file_bytes"] == (folder / "model.sws").stat().st_size
     assert result["error_after"] == lenet_error(softshare.load(folder / "model.sws"), mnist[2])
     pretrained = safetensors.torch.load_file(folder / "pretrained.safetensors")

@@ -91,7 +91,7 @@ for k, x in enumerate(FIXED):
 
 @pytest.mark.slow
 def test_plain_python_writes_and_reads_the_same_bytes() -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="needs numba")
     compiled = [encode_planes(x).hex() for x in FIXED]
     command = [sys.executable, "-W", "error", "-c", PLAIN, str(TESTS), *compiled]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == compiled

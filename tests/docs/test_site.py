@@ -12,7 +12,7 @@ import pytest
 
 from paths import ROOT
 
-pytest.importorskip("mkdocs", reason="pip install 'softshare[docs]'")
+pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'softshare[docs]'")
 pytestmark = pytest.mark.slow
 
 

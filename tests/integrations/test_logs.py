@@ -73,17 +73,19 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """Everything in the one .wandb file of a folder, read by W&B."""
+    """Everything in the .wandb files of a folder, one after the other, read by W&B."""
     store = pytest.importorskip("wandb.sdk.internal.datastore", reason="this version of wandb cannot read its own file")
     from wandb.proto import wandb_internal_pb2
 
-    [file] = folder.glob("wandb/offline-run-*/*.wandb")
-    data, found = store.DataStore(), []
-    data.open_for_scan(str(file))
-    while (row := data.scan_data()) is not None:
-        found.append(wandb_internal_pb2.Record())
-        found[-1].ParseFromString(row)
-    data.close()
+    importlib.import_module("wandb").teardown()  # it writes from a process of its own, whose end is awaited here
+    found: list[Any] = []
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        data = store.DataStore()
+        data.open_for_scan(str(file))
+        while (row := data.scan_data()) is not None:
+            found.append(wandb_internal_pb2.Record())
+            found[-1].ParseFromString(row)
+        data.close()
     return found
 
 
@@ -126,6 +128,35 @@ def test_a_run_of_wandb_that_is_under_way_is_used_and_left_open(tmp_path: Path, 
     rows = [values_of(r.history.item) for r in wandb_records(tmp_path) if r.HasField("history")]
     assert [row["own"] for row in rows if "own" in row] == [1.0]
     assert [row["tau"] for row in rows if "tau" in row] == [value for _, value in points("tau")]
+
+
+@pytest.mark.slow
+def test_a_run_of_wandb_that_goes_on_counts_its_steps_on(tmp_path: Path, offline: Any) -> None:
+    """Offline, each process writes a file of its own. W&B puts those of one run together by their steps."""
+    records, compressed, result = run()
+    first, again = WandbLog(project="small"), WandbLog(project="small")
+    first.on_start(3, 16)
+    for record in records[:2]:
+        first.on_epoch(record)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.on_epoch(records[2])  # it was killed after this, and has to train this epoch again
+    first.on_end()
+    offline.teardown()
+    again.load_state_dict(state)
+    again.on_start(3, 16)
+    for record in records[2:]:
+        again.on_epoch(record)
+    again.on_end()
+    again.on_result(compressed, result)
+    found = wandb_records(tmp_path)
+    assert len({r.run.run_id for r in found if r.HasField("run")}) == 1
+    steps = {r.history.step.num: values_of(r.history.item) for r in found if r.HasField("history")}
+    assert [(row["epoch"], row["tau"]) for _, row in sorted(steps.items())] == points("tau")
+    assert sum(r.HasField("history") for r in found) == len(records) + 1
+    summary: dict[str, Any] = {}
+    for r in found:
+        summary |= values_of(r.summary.update) if r.HasField("summary") else {}
+    assert summary["final/ratio"] == result.ratio
 
 
 @pytest.fixture

@@ -282,7 +282,9 @@ def test_a_dict_for_a_model_that_does_not_take_the_label() -> None:
 
 def test_a_language_model_is_judged_by_the_next_word() -> None:
     """GPT-2 compares each output with the label one place on, inside the model. So must the error."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip(
+        "transformers", reason="needs transformers: pip install 'softshare[huggingface]'"
+    )
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=7, n_positions=6, n_embd=8, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
@@ -387,8 +389,8 @@ def test_several_metrics_of_which_the_first_judges() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_torchmetrics_own() -> None:
-    classes = pytest.importorskip("torchmetrics.classification")
-    torchmetrics = pytest.importorskip("torchmetrics")
+    classes = pytest.importorskip("torchmetrics.classification", reason="needs torchmetrics")
+    torchmetrics = pytest.importorskip("torchmetrics", reason="needs torchmetrics")
     metric = classes.MulticlassAccuracy(3, average="micro")
     task = of_loaders(classification(), nn.CrossEntropyLoss(), metric)
     assert task.metric == ss.Metric("MulticlassAccuracy", "", True)
@@ -446,7 +448,7 @@ def test_examples_are_counted() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_are_moved_to_the_models_device() -> None:
     task = ss.Task.from_loaders(Same().cuda(), classification(), classification(), nn.CrossEntropyLoss(), Best())
     assert task.judge(task.model) == pytest.approx(0.8)

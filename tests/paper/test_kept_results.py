@@ -16,7 +16,7 @@ from softshare.result import Result
 RESULTS = ROOT / "results"
 STUDY = ROOT / "docs" / "tuning"
 
-pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="no results are kept here")
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the folder results of the repository")
 
 
 @pytest.mark.slow

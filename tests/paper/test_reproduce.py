@@ -276,7 +276,7 @@ def test_errors_are_those_of_the_task_that_verify_makes(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_captured_the_same_twice_and_verified_on_the_cpu(tmp_path: Path) -> None:
     first, second = (list(reproduce(NAME, METHODS, [0], tmp_path / name, "cuda")) for name in "ab")
     assert [stable(r) for r in first] == [stable(r) for r in second]

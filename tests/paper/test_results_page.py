@@ -273,7 +273,7 @@ def test_a_plot_is_recognised_by_its_figures() -> None:
 
 @pytest.mark.slow
 def test_a_plot_drawn_by_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'softshare[report]'")
     data = pareto_data("lenet-300-100", points(THREE))
     png = pareto.draw_pareto(data)
     assert png.startswith(b"\x89PNG")

@@ -268,21 +268,6 @@ def test_without_a_browser_or_after_an_error_the_end_does_not_wait(tmp_path: Pat
     assert time.monotonic() - start < 4
 
 
-@pytest.mark.slow
-def test_a_look_is_cheap(tmp_path: Path) -> None:
-    """Measured in processor time, of the second look: the first one also loads the library that draws."""
-    folder = compress(tmp_path, "--epochs", 30)
-    (folder / "result.json").unlink()
-    (folder / "model.sws").unlink()
-    with LivePage(folder) as page:
-        for _ in range(2):
-            page.on_epoch(EpochRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0))
-            start = time.process_time()
-            get(page.address)
-            spent = time.process_time() - start
-    assert spent < 1.5  # one second on a free machine
-
-
 # On the command line
 
 

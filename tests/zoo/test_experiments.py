@@ -173,7 +173,7 @@ def test_the_data_are_found_by_the_environment(cifar: Path, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("distill", [False, True])
 def test_wrn_16_4_on_a_gpu(cifar: Path, distill: bool) -> None:
     """Training runs in bfloat16, captured or not. Evaluation runs in float32, without TF32."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -106,9 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a name that the terminal cannot show must not end the program
+    words = sys.argv[1:] if argv is None else list(argv)
     with lasting_streams():
         try:
-            app(args=list(argv) if argv is not None else None)
+            app(args=words, obj=shlex.join(["softshare", *words]))  # a run records its command
         except SoftShareError as error:
             text = "\n".join([f"softshare: {_message(error)}", *getattr(error, "__notes__", ())])
             console(stderr=True).print(text, style="red", soft_wrap=True)

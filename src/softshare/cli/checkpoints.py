@@ -14,7 +14,9 @@ from softshare.errors import ConfigError
 
 
 def quantize(
-    checkpoint: Annotated[Path, typer.Argument(help="The checkpoint, a safetensors file.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="The checkpoint, a file of safetensors or torch.save (.pt, .pth, .bin, .ckpt).")
+    ],
     file: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="File to write. Default: the checkpoint's name with .sws."),
@@ -49,10 +51,10 @@ def quantize(
 
     out = console()
     if not checkpoint.is_file():
-        raise ConfigError(f"expected a safetensors file, but there is no file {checkpoint}")
+        raise ConfigError(f"expected a checkpoint, but there is no file {checkpoint}")
     file = file or checkpoint.with_suffix(".sws")
     if file == checkpoint:
-        raise ConfigError(f"{checkpoint} is a .sws file already; expected a safetensors file")
+        raise ConfigError(f"{checkpoint} is a .sws file already; expected a checkpoint of safetensors or torch.save")
     if file.is_dir():
         raise ConfigError(f"--out: expected the name of a file, but {file} is a folder")
     require_plain(file)

@@ -98,6 +98,7 @@ class RunOptions:
     verbose: bool = False
     go_on: str = RESUME
     pretrained: Any = None  # for a repeated run: how its result says that the network was pre-trained
+    command: str | None = None  # that started the run, for its result
 
 
 def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOptions) -> None:
@@ -117,7 +118,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     recorded = {**(options.task.changes(spec) if spec in EXPERIMENTS else {}), **made_of}
 
     def with_records(result: Result) -> Result:
-        return dataclasses.replace(result, config={**result.config, **recorded})
+        return dataclasses.replace(result, config={**result.config, **recorded}, command=options.command)
 
     WeightView.of(task.model, config.prior.rules).check()  # before anything is trained or written
     if target is not None:

@@ -13,6 +13,7 @@ from softshare.cli.settings import ConfigOption, read_settings
 from softshare.cli.stopping import AGAIN_TO_GO_ON, stopping
 from softshare.cli.task_options import (
     NETWORK,
+    WEIGHTS_HELP,
     AugmentOption,
     DataOption,
     DeviceOption,
@@ -62,7 +63,7 @@ def tune(
         Path | None,
         typer.Option(
             rich_help_panel=NETWORK,
-            help="Pre-trained weights (safetensors). Without them, an experiment is pre-trained once, at the start.",
+            help=f"{WEIGHTS_HELP} Without them, an experiment is pre-trained once, at the start.",
         ),
     ] = None,
     device: DeviceOption = "auto",

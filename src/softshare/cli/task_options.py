@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NETWORK = "Network and data"  # a panel of --help
 TASK_HELP = f"An experiment ({', '.join(zoo.NAMES)}) or FILE.py:make_task."
+WEIGHTS_HELP = "Pre-trained weights, a file of safetensors or torch.save (.pt, .pth, .bin, .ckpt)."
 TaskArgument = Annotated[str, typer.Argument(help=TASK_HELP)]
 DeviceOption = Annotated[
     str,

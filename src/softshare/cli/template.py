@@ -43,8 +43,9 @@ def make_task() -> ss.Task:
     validation, test = DataLoader(validation_set, batch_size=1_000), DataLoader(test_set, batch_size=1_000)
 
     # YOURS: a trained network. If you have its weights in a file, replace the training below by
-    #     model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
-    # or remove the training and give the file with --weights. To use a GPU, give --device cuda: batches follow.
+    #     model.load_state_dict(torch.load("model.pt", weights_only=True))
+    # or remove the training and give the file with --weights, which reads safetensors too. To use a GPU, give
+    # --device cuda: batches follow.
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(15):

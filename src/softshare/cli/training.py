@@ -15,6 +15,7 @@ from softshare.cli.stopping import AGAIN_TO_GO_ON, RESUME, stopping
 from softshare.cli.task_options import (
     NETWORK,
     TASK_HELP,
+    WEIGHTS_HELP,
     AugmentOption,
     DataOption,
     DeviceOption,
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from softshare.target.limits import Target
 
 TARGET, WATCHING = "Target", "Watching"  # panels of --help
+DEMO_TAU = 0.001  # the experiment aims at size with 0.03; this one keeps the validation error of seeds 10 and 11
 
 
 def demo(
+    context: typer.Context,
     folder: Annotated[Path, typer.Option("--out", help="Folder for the run.")] = Path("runs/demo"),
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
@@ -49,12 +52,18 @@ def demo(
     from softshare.cli.run_task import RunOptions, out, run_task
     from softshare.zoo.experiments import get_experiment
 
-    config = get_experiment("lenet-300-100").compress
+    config = get_experiment("lenet-300-100").compress.override(tau=DEMO_TAU)
     options = RunOptions(
-        overwrite=overwrite, resume=not overwrite, device=device, target=None, verbose=verbose, go_on=AGAIN_TO_GO_ON
+        overwrite=overwrite,
+        resume=not overwrite,
+        device=device,
+        target=None,
+        verbose=verbose,
+        go_on=AGAIN_TO_GO_ON,
+        command=context.obj,
     )
     run_task("lenet-300-100", folder, config, options)
-    out.print("The demo trains once, for a small file. To keep the accuracy: softshare compress lenet-300-100")
+    out.print("The demo trains once. The smallest file that is as good: softshare compress lenet-300-100")
 
 
 def pretrain(
@@ -92,6 +101,7 @@ def pretrain(
 
 
 def compress(
+    context: typer.Context,
     task: Annotated[
         str | None, typer.Argument(help=f"{TASK_HELP} Not needed if --config is the result.json of an experiment.")
     ] = None,
@@ -141,8 +151,8 @@ def compress(
         Path | None,
         typer.Option(
             rich_help_panel=NETWORK,
-            help="Pre-trained weights (safetensors). Without them, an experiment uses those that `softshare pretrain` "
-            "has written to the folder, or is pre-trained first.",
+            help=f"{WEIGHTS_HELP} Without them, an experiment uses those that `softshare pretrain` has written to the "
+            "folder, or is pre-trained first.",
         ),
     ] = None,
     from_scratch: Annotated[
@@ -233,6 +243,7 @@ def compress(
             target=target,
             verbose=verbose,
             pretrained=_recorded_pretraining(task, settings, overrides, from_scratch),
+            command=context.obj,
         ),
     )
 

@@ -24,6 +24,7 @@ class WandbLog(Log):
         self._run: Any = None
         self._is_own = True
         self._id: str | None = None  # of a run that goes on
+        self._step = 0  # W&B's own count of what was logged
 
     def open_(self) -> None:
         import wandb
@@ -35,12 +36,17 @@ class WandbLog(Log):
         else:
             again = {"id": self._id, "resume": "allow"} if self._id else {}
             self._run = wandb.init(**{"reinit": "create_new", **self.settings, **again})
+            self._step = self._step if again else self._run.step
         self._id = self._run.id
         self._run.define_metric("epoch", hidden=True)
         self._run.define_metric("*", step_metric="epoch")  # W&B's own steps must rise, and a search may repeat an epoch
 
     def log(self, values: Numbers, epoch: int) -> None:
-        self._run.log({**values, "epoch": epoch})
+        if self._is_own:  # a run that goes on counts on from its checkpoint: W&B offline would count from 0
+            self._run.log({**values, "epoch": epoch}, step=self._step)
+            self._step += 1
+        else:
+            self._run.log({**values, "epoch": epoch})
 
     def finish(self, values: Numbers, sentence: str, settings: Mapping[str, Any], file: Path) -> None:
         import wandb
@@ -55,7 +61,7 @@ class WandbLog(Log):
         self._run = self._id = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"id": self._id} if self._id and self._is_own else {}
+        return {"id": self._id, "step": self._step} if self._id and self._is_own else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._id = state.get("id")
+        self._id, self._step = state.get("id"), state.get("step", 0)

@@ -145,9 +145,8 @@ def command(run: Run) -> tuple[str, str]:
     result = run.result
     if result is None or "retrain" not in result.config:
         return "", ""
-    recorded = result.config.get("command")
-    if isinstance(recorded, str):
-        return "Command", said(recorded, 2000)
+    if result.command:
+        return "Command", said(result.command, 2000)
     folder = finished_folder(run.folder)
     words = ["softshare", "compress", task_of(result), "--config", str(folder / RESULT)]
     words += ["--out", str(folder.with_name(f"{folder.name}-again"))]

@@ -214,7 +214,7 @@ with model(sys.argv[2] == "fast"):
 @pytest.mark.slow
 @both
 def test_plain_python_writes_and_reads_the_same_bytes(fast: bool) -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="needs numba")
     with model(fast):
         compiled = [encode(case).hex() for case in FIXED]
     name = "fast" if fast else "full"

@@ -581,7 +581,7 @@ def test_every_option_has_a_help() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_do_the_same(name: str, trained: Task) -> None:
     """Surgery has probability 1, so no draw matters. The captured Adam rounds differently; pruning amplifies it."""
@@ -601,7 +601,7 @@ def test_captured_steps_do_the_same(name: str, trained: Task) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_each_replay_of_a_captured_step_draws() -> None:
     task = make_task(mlp().cuda(), "cuda")
     latent = surgery(task.model, decay=1.0)
