@@ -40,6 +40,7 @@ from softshare.tune.study import (
     open_storage,
     open_study,
     quiet,
+    reading,
     requeue,
     require_optuna,
 )
@@ -122,7 +123,9 @@ def tune(
         search.run(lock)
         with lock:
             metric = job.task.metric
-            rows = with_tests(rows_of(search.study, metric), job.folder, job.judge or job.task)
+            with reading():
+                found = rows_of(search.study, metric)
+            rows = with_tests(found, job.folder, job.judge or job.task)
             write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric, say)
     return rows
 
@@ -176,10 +179,11 @@ class _Search:
         if self.metric != Metric():  # studies from before there were metrics can be resumed
             settings["metric"] = dataclasses.asdict(self.metric)
         sampler = make_sampler(asked.sampler, job.config.seed % 2**32)
-        self.study = open_study(storage, asked.name or job.task.name, settings, sampler, self.metric)
-        self.bound = self.kept_bound()
-        if not self.study.get_trials(deepcopy=False):
-            self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
+        with reading():
+            self.study = open_study(storage, asked.name or job.task.name, settings, sampler, self.metric)
+            self.bound = self.kept_bound()
+            if not self.study.get_trials(deepcopy=False):
+                self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
 
     def kept_bound(self) -> float:
         """The bound that the study was begun with: the error before may come out a little different elsewhere."""
@@ -194,7 +198,7 @@ class _Search:
         began, before, waiting = time.monotonic(), count(self.study).finished, False
         while (now := count(self.study)).finished < self.asked.trials:
             with contextlib.ExitStack() as held:
-                with lock:
+                with lock, reading():
                     trial = ask(self.study, self.storage, self.space, self.asked.trials, self.is_dead)
                     if trial:
                         held.enter_context(sole_writer(self.running(trial.number)))

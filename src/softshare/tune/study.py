@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from softshare.config import Range
-from softshare.errors import ConfigError, NotAvailableError
+from softshare.errors import ConfigError, FormatError, NotAvailableError, SoftShareError
 from softshare.task import Metric
 from softshare.tune.space import Space
 
@@ -66,8 +66,31 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as problem:
-        what = f"{problem} {problem.__cause__ or ''}".strip()
-        raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
+        raise ConfigError(
+            f"the study's storage: {_said(problem)}; once it is right, run the same command again"
+        ) from problem
+
+
+def _said(problem: Exception) -> str:
+    """What the database itself says, without the statement."""
+    cause = problem.__cause__ or problem
+    return str(getattr(cause, "orig", None) or cause).partition("\n")[0]
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Within, any error is one of a storage that does not hold what `tune` writes. So nothing is trained within."""
+    try:
+        with _storage_errors():
+            yield
+    except (SoftShareError, ImportError):
+        raise
+    except Exception as problem:
+        kind = type(problem).__name__
+        raise FormatError(
+            f"the study's storage: expected a study as tune writes it, got another ({kind}: {_said(problem)}). Put a "
+            "copy of it back, or give another --out"
+        ) from problem
 
 
 @contextlib.contextmanager
@@ -78,13 +101,14 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     with _storage_errors():
         try:
-            storage = optuna.storages.RDBStorage(
-                url,
-                engine_kwargs=wait,
-                heartbeat_interval=HEARTBEAT,
-                grace_period=GRACE,
-                heartbeat_stale_trial_callback=_queue_again,
-            )
+            with reading():
+                storage = optuna.storages.RDBStorage(
+                    url,
+                    engine_kwargs=wait,
+                    heartbeat_interval=HEARTBEAT,
+                    grace_period=GRACE,
+                    heartbeat_stale_trial_callback=_queue_again,
+                )
         except ImportError as problem:
             raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
         try:
