@@ -146,7 +146,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.slow
 def test_a_damaged_storage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each was a traceback of the database or of Optuna."""
+    """In one line, whether the database or Optuna finds it out."""
     args = ["tune", write_task(tmp_path), "--out", tmp_path / "s", "--epochs", 1, "--trials", 1, "--error-bound", 100]
     assert run(*args) == 0
     path = tmp_path / "s" / "study.db"
