@@ -6,8 +6,11 @@ import contextlib
 import io
 import json
 import re
+import sqlite3
+import tempfile
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,6 +229,35 @@ def study_result(files: Files, rng: np.random.Generator) -> Files:
     return {name: result_values({"result.json": files[name]}, rng)["result.json"]}
 
 
+def study_values(files: Files, rng: np.random.Generator) -> Files:
+    """The database of a study with another value in some rows of some column."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "study.db")
+        path.write_bytes(files["tuned/study.db"])
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as base:
+            tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            table = pick(tables, rng)
+            column = pick([row[1] for row in base.execute(f"PRAGMA table_info({table})")], rng)
+            value = nasty(rng)
+            if isinstance(value, list | dict):
+                value = json.dumps(value)
+            with contextlib.suppress(sqlite3.Error, OverflowError, UnicodeEncodeError):  # not all fit into every column
+                base.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        return {"tuned/study.db": path.read_bytes()}
+
+
+def other_database(files: Files, rng: np.random.Generator) -> Files:
+    """A database of another program, or a study's without one of its tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "study.db")
+        if rng.random() < 0.7:
+            path.write_bytes(files["tuned/study.db"])
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as base:
+            tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            base.execute(f"DROP TABLE {pick(tables, rng)}" if tables else "CREATE TABLE studies (mine TEXT)")
+        return {"tuned/study.db": path.read_bytes()}
+
+
 FORGERIES: dict[str, tuple[Forge, tuple[str, ...]]] = {  # and the commands that read the file
     "result values": (result_values, ("evaluate", "verify", "results", "settings", "figures")),
     "result bytes": (bytes_of("result.json"), ("evaluate", "verify", "results")),
@@ -243,4 +275,7 @@ FORGERIES: dict[str, tuple[Forge, tuple[str, ...]]] = {  # and the commands that
     "summary cells": (summary_cells, ("study",)),
     "summary bytes": (bytes_of("summary.csv"), ("study",)),
     "study result": (study_result, ("study",)),
+    "study bytes": (bytes_of("tuned/study.db"), ("tune",)),
+    "study values": (study_values, ("tune",)),
+    "study tables": (other_database, ("tune",)),
 }

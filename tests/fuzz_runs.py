@@ -1,4 +1,4 @@
-"""A fuzzer of everything else that softshare reads: folders of runs and studies, safetensors files, `.pt` files.
+"""A fuzzer of everything else that softshare reads: folders of runs and studies, safetensors and `.pt` files.
 
 It forges one file of a valid folder and runs the commands that read it, in this process. A command may end with status
 0, 1 or 2. With status 2 it prints one message. No traceback, no character that a terminal obeys, no element of HTML
@@ -12,6 +12,7 @@ import contextlib
 import io
 import re
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -50,8 +51,9 @@ class Fuzzer:
     def __init__(self, folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             self.run = finished_run(folder)
-        self.task = f"{folder / 'net.py'}:task"
-        self.folder, self.out = folder, folder / "out"
+            self.task = f"{folder / 'net.py'}:task"
+            self.folder, self.out = folder, folder / "out"
+            assert softshare(self.commands(folder)["tune"]) == 0
         result = (self.run / "result.json").read_bytes()
         rows = [
             Row(
@@ -74,12 +76,16 @@ class Fuzzer:
         (self.run / "summary.csv").write_bytes(to_csv(rows))
         (self.run / "front" / "trial-0000").mkdir(parents=True)
         (self.run / "front" / "trial-0000" / "result.json").write_bytes(result)
+        (self.run / "tuned").mkdir()
+        for name in ("study.db", "pretrained.safetensors"):
+            (self.run / "tuned" / name).write_bytes((folder / "tuned" / name).read_bytes())
         self.valid = contents(self.run)
         self.report = Report()
 
     def commands(self, run: Path) -> dict[str, list[str]]:
         model, weights, out = run / "model.sws", run / "pretrained.safetensors", self.out / "file"
         compress = ["compress", self.task, "--no-limit", "--out", str(self.out / "run")]
+        tune = ["tune", self.task, "--trials", "1", "--epochs", "1", "--error-bound", "100"]
         return {
             "evaluate": ["evaluate", str(run), "--task", self.task],
             "verify": ["verify", str(run), "--task", self.task],
@@ -92,6 +98,7 @@ class Fuzzer:
             "weights": [*compress, "--weights", str(weights), "--epochs", "1", "--overwrite"],
             "figures": ["report", str(run), "--out", str(self.out / "report")],
             "study": ["report", str(run), "--out", str(self.out / "report")],
+            "tune": [*tune, "--out", str(run / "tuned")],
         }
 
     def read_valid(self) -> dict[str, int]:
@@ -119,6 +126,7 @@ class Fuzzer:
     def write(self, files: Files, is_study: bool) -> Path:
         """A folder with these files. Without the files of a study, it is that of a run."""
         run = self.folder / "forged"
+        shutil.rmtree(run / "tuned", ignore_errors=True)  # a study is changed by what reads it
         for name, data in files.items():
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             (run / name).write_bytes(data)
@@ -195,7 +203,8 @@ def _problem(status: int, out: str, err: str) -> str | None:
         )
     if "Traceback" in err or "unpickled" in out:
         return err or out
-    if status == 2 and re.search(r"\n(?!  |$)", err.removesuffix("\n")):
+    said = err[max(0, err.find("softshare: ")) :]  # a command may have said what it does
+    if status == 2 and re.search(r"\n(?!  |$)", said.removesuffix("\n")):
         return f"more than one message: {err!r}"
     return None
 

@@ -236,7 +236,7 @@ PLACES = {
         "run/note",
     ),
     QUANTIZE: ("model.sws",),
-    "decompress whole/model.sws --out OUT/model.safetensors": ("model.safetensors",),
+    "decompress whole/model.sws OUT/model.safetensors": ("model.safetensors",),
     "tune task.py:make_task --steps 60 --trials 1 --error-bound 100 --out OUT/study": (
         *("study", "study/study.db", "study/.lock", "study/pretrained.safetensors", "study/trials", "study/front"),
         *("study/trials/trial-0000", "study/front/trial-0000", "study/summary.csv", "study/front.png"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
-from softshare.errors import DivergedError, NotANumberError, TaskError
+from softshare.errors import ConfigError, DivergedError, NotANumberError, TaskError
 from softshare.route import compress
 
 CONFIG = ss.CompressConfig().override(components=3, epochs=3)
@@ -66,14 +66,14 @@ def interrupts() -> Any:
 class Train:
     """Batches that fail in a pass: the first passes are the count of examples and the look before training."""
 
-    def __init__(self, fails_in: int) -> None:
-        self.fails_in = fails_in
+    def __init__(self, fails_in: int, then: Callable[[], Any] = fails) -> None:
+        self.fails_in, self.then = fails_in, then
 
     def __iter__(self) -> Iterator[Batch]:
         self.fails_in -= 1
         for k, batch in enumerate(data()):
             if self.fails_in < 0 and k == 2:
-                fails()
+                self.then()
             yield batch
 
     def __len__(self) -> int:
@@ -135,6 +135,35 @@ def test_a_failure_of_the_gradient() -> None:
         ss.compress(task, CONFIG, target=None)
 
 
+class OddError(BaseException):
+    """A user's own, which is no Exception."""
+
+
+def exits() -> Any:
+    raise SystemExit(0)
+
+
+def is_odd() -> Any:
+    raise OddError("odd")
+
+
+@pytest.mark.parametrize(
+    ("then", "what"),
+    [
+        (exits, r" called sys\.exit\(0\) in {where}\. Remove the call"),
+        (is_odd, r" failed in {where}: OddError: odd"),
+    ],
+)
+def test_an_exit_is_a_failure_too(then: Callable[[], Any], what: str) -> None:
+    """An exit status of the user's code would say that the run has ended well."""
+    for name, function, where in (("loss", loss, "epoch 2, batch 3"), ("evaluate", error, "epoch 2")):
+        task = make_task(**{name: From(7 if name == "loss" else 5, function, then, name == "loss")})
+        with pytest.raises(TaskError, match=rf"^Task\.{name}{what.format(where=where)}$"):
+            ss.compress(task, CONFIG, target=None)
+    with pytest.raises(TaskError, match=rf"^Task\.train{what.format(where='epoch 2, batch 3')}$"):
+        ss.compress(make_task(train=Train(3, then)), CONFIG, target=None)
+
+
 @pytest.mark.parametrize("name", ["loss", "evaluate"])
 def test_an_interrupt_passes_through(name: str) -> None:
     function: Callable[..., Any] = loss if name == "loss" else error
@@ -180,6 +209,66 @@ def test_failures_of_the_parts_of_loaders() -> None:
         ss.compress(of(val=Train(1)), CONFIG, target=None)
     with pytest.raises(TaskError, match=r"^loss_fn failed in epoch 1, batch 1: KeyError: 'label'$"):
         ss.compress(of(loss_fn=lambda output, target: fails(), metric="error"), CONFIG, target=None)
+
+
+# Values of another kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": From(7, loss, lambda: 1.0, True)}, r"Task\.loss in epoch 2, batch 3: expected the mean .* got float"),
+        ({"loss": From(7, loss, lambda: torch.ones(3), True)}, r"Task\.loss in epoch 2, batch 3: .* got shape \(3,\)"),
+        ({"evaluate": From(5, error, lambda: None)}, r"Task\.evaluate in epoch 2: expected a number, .* got NoneType"),
+        (
+            {"evaluate": From(5, error, lambda: {"error": "low"})},
+            r"Task\.evaluate in epoch 2: expected a number, .* got str for 'error'",
+        ),
+        (
+            {"evaluate": From(5, error, lambda: {"loss": 1.0})},
+            r"Task\.evaluate in epoch 2: expected the metric 'error', got a dict with loss\. Name .*",
+        ),
+        ({"noise": lambda model: None}, r"Task\.noise in the look before training: expected a number, got NoneType"),
+    ],
+)
+def test_a_value_of_another_kind_names_the_function_the_epoch_and_the_batch(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        ss.compress(make_task(**changes), CONFIG, target=None)
+
+
+def test_a_loss_of_another_kind_beside_distillation() -> None:
+    """The sum with the divergence is a tensor, so it hid a loss without a gradient."""
+    task = make_task(loss=From(3, loss, lambda: 1.0, True), outputs=lambda model, batch: model(batch[0]))
+    with pytest.raises(ConfigError, match=r"^Task\.loss in epoch 1, batch 3: expected the mean .* got float$"):
+        ss.compress(task, CONFIG.override(distill=0.5), target=None)
+
+
+def test_a_value_of_another_kind_in_the_end() -> None:
+    task = make_task(test=lambda model: "low")
+    compressed = compress(task, CONFIG, target=None)
+    with pytest.raises(ConfigError, match=r"^Task\.test in the final measurement: expected a number, .* got str$"):
+        ss.measure(task, compressed, CONFIG)
+    broken = make_task(loss=lambda model, batch: 1.0)
+    with pytest.raises(ConfigError, match=r"^Task\.loss in the final measurement, batch 1: expected .* got float$"):
+        ss.measure(broken, compressed, CONFIG)
+
+
+def test_a_value_of_another_kind_from_the_parts_of_loaders() -> None:
+    def of(loss_fn: Any, metric: Any) -> ss.Task:
+        return ss.Task.from_loaders(make_task().model, data(), data(), loss_fn, metric, higher_is_better=None)
+
+    metric: Any = {"loss": "loss", "mine": BadMetric("none")}
+    metric["mine"].compute = lambda: torch.ones(2)
+    with pytest.raises(ConfigError, match=r"^metric 'mine' in the look before training: expected one number, got a te"):
+        ss.compress(of(nn.CrossEntropyLoss(), metric), CONFIG, target=None)
+
+    def each(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="none")
+
+    with pytest.raises(ConfigError, match=r"^loss_fn in epoch 1, batch 1: expected the mean loss .* Use reduction='m"):
+        ss.compress(of(each, "error"), CONFIG, target=None)
 
 
 # Numbers that are none

@@ -26,7 +26,7 @@ from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
 from softshare.quantization.quantized import QuantizedWeights
-from softshare.task import Metric, Task, examples_in
+from softshare.task import Metric, Task, examples_in, require_mean_loss
 from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
 
@@ -294,7 +294,10 @@ def _mean_train_loss(task: Task, model: nn.Module, seed: int) -> float:
 def _mean_loss(task: Task, model: nn.Module, seed: int) -> float:
     """The mean over examples: a batch counts by its size, or all count the same if a size is not known."""
     with seeded(model, seed):
-        found = [(float(task.loss(model, batch).detach()), examples_in(batch)) for batch in batches(task.train)]
+        found = []
+        for n, batch in enumerate(batches(task.train), start=1):
+            with at(f"batch {n}"):
+                found.append((float(require_mean_loss(task.loss(model, batch)).detach()), examples_in(batch)))
     if not found:
         raise ConfigError(
             "Task.train gave no batch after training; expected the batches again each time it is iterated. "

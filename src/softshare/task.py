@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softshare._util.user_code import batches, guarded, here, length_of
+from softshare._util.user_code import batches, guarded, here, length_of, wrong
 from softshare.errors import ConfigError, NotANumberError
 
 COUNTED: Any = None  # a number that the task counts itself
@@ -189,17 +189,14 @@ class Task:
             found = getattr(self, function)(model)
         name, all_found = self.metric.name, found if isinstance(found, Mapping) else {self.metric.name: found}
         if name not in all_found:
-            raise ConfigError(
-                f"Task.{function}: expected the metric {name!r}, got a dict with {', '.join(map(str, all_found))}. "
-                "Name one of these in Task(metric=Metric(...))"
-            )
+            keys = ", ".join(map(str, all_found))
+            advice = "Name one of these in Task(metric=Metric(...))"
+            raise wrong(f"Task.{function}", f"the metric {name!r}", f"a dict with {keys}. {advice}")
         numbers = {str(key): _number(value) for key, value in all_found.items()}
         value = numbers[name]
         if value is None:
-            raise ConfigError(
-                f"Task.{function}: expected a number, or a dict of numbers, got {type(all_found[name]).__name__}"
-                + (f" for {name!r}" if isinstance(found, Mapping) else "")
-            )
+            got = type(all_found[name]).__name__ + (f" for {name!r}" if isinstance(found, Mapping) else "")
+            raise wrong(f"Task.{function}", "a number, or a dict of numbers", got)
         found_numbers = {key: number for key, number in numbers.items() if number is not None}
         for key, number in found_numbers.items():
             otherwise = "" if key == name else ", or None if it cannot be measured"
@@ -223,6 +220,17 @@ def require_finite(function: str, value: float, what: str, otherwise: str = "") 
     """Raise if a function of the task returned NaN or infinity."""
     if not math.isfinite(value):
         raise NotANumberError(f"{function} returned {value} {what}; expected a finite number{otherwise}", here())
+
+
+def require_mean_loss(value: Any) -> Tensor:
+    """What `Task.loss` returned. Raise unless it is a tensor without dimensions.
+
+    `backward` would sum a vector, and the task's weight would be its batch size times too large.
+    """
+    if not isinstance(value, Tensor) or value.dim():
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise wrong("Task.loss", "the mean loss over the batch as a 0-d tensor", got)
+    return value
 
 
 def _number(value: Any) -> float | None:

@@ -48,10 +48,15 @@ def failing(problem: Exception) -> Callable[[], None]:
     return function
 
 
-@pytest.mark.parametrize(
-    ("function", "kind"), [(stops, SystemExit), (interrupts, KeyboardInterrupt), (refuses, ConfigError)]
-)
-def test_an_exit_an_interrupt_and_an_error_of_ours_pass_through(
+def test_an_exit_is_a_failure() -> None:
+    message = r"^Task\.loss called sys\.exit\(3\) in epoch 2\. Remove the call$"
+    with pytest.raises(TaskError, match=message) as caught, at("epoch 2"):
+        call("Task.loss", stops)
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+@pytest.mark.parametrize(("function", "kind"), [(interrupts, KeyboardInterrupt), (refuses, ConfigError)])
+def test_an_interrupt_and_an_error_of_ours_pass_through(
     function: Callable[[], None], kind: type[BaseException]
 ) -> None:
     with pytest.raises(kind) as caught:

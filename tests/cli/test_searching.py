@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sqlite3
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,46 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         message = capsys.readouterr().err
         assert naming in message
         assert "Traceback" not in message
+
+
+def changed(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as base:
+            base.execute(statement)
+
+    return change
+
+
+def other_program(path: Path) -> None:
+    path.unlink()
+    changed("CREATE TABLE studies (mine TEXT)")(path)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: path.write_text("not a database"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "flipped": lambda path: path.write_bytes(bytes(b ^ 255 for b in path.read_bytes())),
+    "of another program": other_program,
+    "one objective": changed("DELETE FROM study_directions WHERE objective = 1"),
+    "settings that are no JSON": changed("UPDATE study_user_attributes SET value_json = '{'"),
+    "an unknown state": changed("UPDATE trials SET state = 'ASLEEP'"),
+    "a figure that is a text": changed('UPDATE trial_user_attributes SET value_json = \'{"file_bytes": "x"}\''),
+    "another version": changed("UPDATE alembic_version SET version_num = 'v99'"),
+}
+
+
+@pytest.mark.slow
+def test_a_damaged_storage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, whether the database or Optuna finds it out."""
+    args = ["tune", write_task(tmp_path), "--out", tmp_path / "s", "--epochs", 1, "--trials", 1, "--error-bound", 100]
+    assert run(*args) == 0
+    path = tmp_path / "s" / "study.db"
+    whole = path.read_bytes()
+    for name, damage in DAMAGES.items():
+        path.write_bytes(whole)
+        damage(path)
+        capsys.readouterr()
+        assert run(*args) == 2, name
+        (message,) = [line for line in capsys.readouterr().err.splitlines() if "pre-trained weights" not in line]
+        assert message.startswith("softshare: the study's storage: "), name
+        assert len(message) < 400, name

@@ -136,9 +136,44 @@ def test_a_failure_of_the_users_code_is_one_line_and_their_own_frames(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exit_of_the_users_code_is_an_error_and_an_interrupt_passes_through(tmp_path: Path) -> None:
-    spec = write_task(tmp_path, "def task():\n    raise SystemExit(7)")
-    assert run("compress", spec, "--out", tmp_path / "run") == 2
+EXITS = {
+    "import sys\nsys.exit(0)": "the import of FILE called sys.exit(0). Remove the call",
+    "def task():\n    raise SystemExit(7)": "FILE:task called sys.exit(7). Remove the call",
+    "def error(model):\n    raise SystemExit": "Task.evaluate called sys.exit(None) in the look before training.",
+    "def loss(model, batch):\n    raise SystemExit(0)": "Task.loss called sys.exit(0) in epoch 1, batch 1. Remove",
+    "class Odd(BaseException): pass\ndef loss(model, batch):\n    raise Odd('no')": (
+        "Task.loss failed in epoch 1, batch 1: Odd: no"
+    ),
+    "def ends(data):\n    raise SystemExit(0)\nerror, data = (lambda m: 5.0), type('', (), {'__iter__': ends})()": (
+        "Task.train called sys.exit(0) in epoch 1. Remove"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", EXITS)
+def test_an_exit_of_the_users_code_is_an_error(tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_task(tmp_path, code)
+    assert run("compress", spec, "--out", tmp_path / "run", "--epochs", 1, "--no-limit") == 2
+    line, rest = capsys.readouterr().err.split("\n", 1)
+    file = spec.rpartition(":")[0]
+    assert line.startswith("softshare: " + EXITS[code].replace("FILE", file))
+    assert set(re.findall(r'File "(.*?)"', rest)) == {file}
+
+
+def test_odd_code_where_nothing_guards_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's own copy is not called by name."""
+    odd = (
+        "class Odd(BaseException): pass\ndef fails(self, memo):\n    raise Odd('no')\ntype(model).__deepcopy__ = fails"
+    )
+    own = "class Net(nn.Sequential): pass\nmodel = Net(*model)"
+    assert run("compress", write_task(tmp_path, f"{own}\n{odd}"), "--out", tmp_path / "run", "--epochs", 1) == 2
+    text = capsys.readouterr().err
+    assert "failed" in text
+    assert "Odd: no" in text
+    assert "softshare/cli" not in text
+
+
+def test_an_interrupt_passes_through(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         load_task(write_task(tmp_path, "def task():\n    raise KeyboardInterrupt"), "auto", 0, TaskOptions())
 

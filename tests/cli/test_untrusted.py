@@ -44,15 +44,23 @@ def test_trust_or_a_task(copy: Path, refused: Refusals) -> None:
     assert run("evaluate", copy, "--trust") == 0
 
 
+EXITS = {
+    "import": "import sys\nsys.exit(0)",
+    "task": "def task():\n    raise SystemExit(7)",
+    "measure": "def error(model):\n    raise SystemExit(0)",
+}
+
+
 @pytest.mark.parametrize(
-    "code",
-    ["import sys\nsys.exit(0)", "def task():\n    raise SystemExit(7)", "def error(model):\n    exit(0)"],
-    ids=["import", "task", "measure"],
+    ("command", "when"), [*(("evaluate", when) for when in EXITS), ("verify", "import"), ("verify", "task")]
 )
-@pytest.mark.parametrize("command", ["evaluate", "verify"])
-def test_a_task_does_not_set_the_exit_status(finished: Path, refused: Refusals, code: str, command: str) -> None:
-    spec = write_task(refused.folder, f"import sys\nexit = sys.exit\n{code}")
-    refused(command, finished, "--task", spec, naming="the task ended the program by sys.exit(")
+def test_a_task_does_not_set_the_exit_status(finished: Path, refused: Refusals, command: str, when: str) -> None:
+    refused(command, finished, "--task", write_task(refused.folder, EXITS[when]), naming=" called sys.exit(")
+
+
+def test_a_task_that_exits_does_not_agree(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", finished, "--task", write_task(tmp_path, EXITS["measure"])) == 1
+    assert "Task.evaluate called sys.exit(0)" in " ".join(capsys.readouterr().out.split())
 
 
 # Names

@@ -118,3 +118,21 @@ def test_a_checkpoint_that_cannot_be_opened() -> None:
         open_checkpoint({"w": torch.zeros(2, 2), "step": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"rule keep:fc\*: no tensor matches; the names are w"):
         open_checkpoint({"w": torch.zeros(2, 2)}, [Rule("fc*", share=False)])
+
+
+def test_only_what_shares_memory_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of every tensor would be as large as the network."""
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"own": torch.ones(3), "weight": weight, "tied": weight, "part": weight[1], "turned": weight.t()}
+    saved: dict[str, Tensor] = {}
+
+    def save(tensors: dict[str, Tensor]) -> bytes:
+        saved.update(tensors)
+        return b""
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save", save)
+        save_checkpoint(tmp_path / "a", state)
+    assert {name for name, t in saved.items() if t.data_ptr() == state[name].data_ptr()} == {"own", "weight"}
+    save_checkpoint(tmp_path / "a", state)
+    assert all(torch.equal(t, state[name]) for name, t in load_checkpoint(tmp_path / "a").items())

@@ -19,8 +19,8 @@ from softshare.target.gentleness import GENTLEST, HARDEST, MOST_COMPONENTS, gent
 from softshare.target.search import BROKEN_LOOKS, MOST_RUNS, Search
 from softshare.target.size_search import NEAR, SizeSearch, next_gentleness
 from softshare.train.first_look import FirstLook
-from softshare.train.hooks import EpochRecord
-from softshare.train.phases import Phases, StopPhaseError
+from softshare.train.hooks import EpochRecord, StopPhaseError
+from softshare.train.phases import Phases
 
 CONFIG = ss.CompressConfig()
 LIMIT, NOISE, BEFORE, ZEROS = 2.5, 0.5, 2.0, 90.0

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import Task
-from softshare.train.hooks import EpochRecord, Hook
-from softshare.train.phases import Phases, StopPhaseError
+from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
+from softshare.train.phases import Phases
 
 
 class Recorder(Hook):
@@ -91,10 +91,11 @@ class Stops(Hook):
             raise StopPhaseError
 
 
-def test_a_hook_may_end_a_phase() -> None:
-    """The next one goes on from there. It is the last of the hooks, so the others have seen the record."""
+@pytest.mark.parametrize("last", [True, False])
+def test_a_hook_may_end_a_phase(last: bool) -> None:
+    """The next one goes on from there. Hooks before it and after it have seen the record."""
     recorder = Recorder()
-    with Phases(make_task(), 6, [recorder, Stops(2)]) as phases:
+    with Phases(make_task(), 6, [recorder, Stops(2)] if last else [Stops(2), recorder]) as phases:
         phases.run(RetrainConfig(epochs=4))
         assert [r.epoch for r in phases.history] == [0, 1, 2]
         phases.hooks = [recorder]

@@ -16,7 +16,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
-from softshare.errors import ConfigError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.hooks import EpochRecord, Hook
@@ -289,8 +288,23 @@ def test_a_new_run_replaces_the_log(tmp_path: Path) -> None:
     assert len(read(tmp_path / "a.csv")) == 1
 
 
-def test_a_log_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
+    """And it is whole if it can be written again."""
     log = CsvLog(tmp_path / "missing" / "a.csv")
-    with pytest.raises(ConfigError, match=r"cannot write .*missing.a\.csv"):
+    with pytest.warns(UserWarning, match=r"cannot write .*missing.a\.csv: No such file .* The run goes on"):
         log.on_epoch(record(0))
+    log.on_epoch(record(1))  # a warning would be an error here
+    (tmp_path / "missing").mkdir()
+    log.on_epoch(record(2))
     log.on_end()
+    assert [row["epoch"] for row in read(tmp_path / "missing" / "a.csv")] == ["0", "1", "2"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_does_not_end_a_training() -> None:
+    """What is in the buffer of the file cannot be written either when it is closed."""
+    task = small_task([torch.ones(4, 3)] * 2)
+    with pytest.warns(UserWarning, match=r"cannot write /dev/full: No space left on device\. The run goes on") as said:
+        history = retrain_(task, MixturePrior(task.model), RetrainConfig(epochs=2), [CsvLog("/dev/full")])
+    assert [r.epoch for r in history] == [0, 1, 2]
+    assert len(said) == 1

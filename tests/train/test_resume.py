@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import softshare as ss
 from softshare.errors import ConfigError, FormatError, StoppedError
-from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
+from softshare.train.phases import Phases
 from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 
@@ -223,6 +224,38 @@ def test_a_signal_while_the_last_network_is_judged_is_not_lost(tmp_path: Path) -
     with pytest.raises(StoppedError):
         ss.compress(make_task(), STEPS, [Signal()], target=None, checkpoint=tmp_path / "run")
     assert same(ss.compress(make_task(), STEPS, target=None, checkpoint=tmp_path / "run"), whole)
+
+
+class Stops(Hook):
+    """Ends its training at a look, while a signal comes in one of the sittings."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        if record.epoch == 2:
+            if self.number:
+                os.kill(os.getpid(), self.number)
+            raise StopPhaseError
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_look_that_ends_a_training(number: signal.Signals, tmp_path: Path) -> None:
+    """The look was judged again, and the history had its record twice."""
+
+    def trained(number: int, path: Path) -> tuple[list[int], dict[str, Tensor]]:
+        task, checkpoint = make_task(), Checkpoint(path)
+        checkpoint.begin("this")
+        with Phases(task, None, [Stops(number)], checkpoint=checkpoint) as phases:
+            phases.run(ss.RetrainConfig(epochs=4))
+        return [record.epoch for record in phases.history], copy.deepcopy(task.model.state_dict())
+
+    whole = trained(0, tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        trained(number, tmp_path / "run")
+    epochs, state = trained(0, tmp_path / "run")
+    assert epochs == whole[0] == [0, 1, 2]
+    assert all(torch.equal(t, whole[1][name]) for name, t in state.items())
 
 
 def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:

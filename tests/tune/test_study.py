@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import optuna
 import pytest
@@ -15,6 +17,7 @@ from softshare.config import Range
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.task import Metric
 from softshare.tune import study as studies
+from softshare.tune.samplers import make_sampler
 from softshare.tune.study import (
     Counts,
     ask,
@@ -138,7 +141,7 @@ def test_of_two_that_find_a_silent_trial_one_queues_it_again(opened: Opened) -> 
     lost = first.begin()
     for shared in (first, second):
         shared.lose_patience()
-        studies._requeue_lost(shared.study, shared.storage)
+        studies._requeue_lost(shared.study, shared.storage, None)
     assert states(first.study) == ["FAIL", "WAITING"]
     assert second.begin().params == lost.params
 
@@ -215,6 +218,56 @@ def test_a_trial_that_was_queued_again_has_the_place_of_the_first(opened: Opened
     shared.begin()
     requeue(shared.study, second)
     assert [place(shared.study, trial) for trial in shared.study.trials] == [0, 1, 0, 0, 2, 1]
+
+
+class KilledError(BaseException):
+    """In place of the end of the process."""
+
+
+WRITES = (
+    *("create_new_trial", "set_trial_param", "set_trial_state_values", "set_trial_user_attr", "set_trial_system_attr"),
+    *("set_study_system_attr", "record_heartbeat"),
+)
+
+
+def played(path: Path, sampler: str, trials: int, writes: int | None = None) -> list[dict[str, float]]:
+    """The settings of a study of one process, which is killed again and again after this many writes to its storage."""
+
+    def is_dead(number: int) -> bool:
+        return True
+
+    for _ in range(100):
+        with contextlib.suppress(KilledError), open_storage(f"sqlite:///{path}") as storage:
+            study = open_study(storage, "net", {}, make_sampler(sampler, 0), Metric())
+            left = itertools.count(writes or sys.maxsize, -1)
+            with pytest.MonkeyPatch.context() as patch:
+                for name in WRITES:
+                    for one in (study._storage, storage):  # the first keeps a copy of the trials in memory
+                        patch.setattr(one, name, functools.partial(_or_killed, left, getattr(one, name)))
+                while trial := ask(study, storage, SPACE, trials, is_dead):
+                    values = sorted(trial.params.values())
+                    study.tell(trial, [values[0], 100 + values[-1]])
+            return [trial.params for trial in study.trials if trial.state == TrialState.COMPLETE]
+    raise AssertionError("the study never ends")
+
+
+def _or_killed(left: Iterator[int], write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if next(left) == 0:
+        raise KilledError
+    return write(*args, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sampler", "trials"), [("gp", 11), ("tpe", 11), ("nsga2", 22)])
+def test_a_study_that_is_killed_draws_the_same_trials(
+    sampler: str, trials: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond those that are random. Killed where some settings of a trial are drawn, it drew others for the rest."""
+    monkeypatch.setattr(studies, "RETRIES", 1000)
+    whole = played(tmp_path / "whole", sampler, trials)
+    assert len(whole) == trials
+    for writes in (17, 23):
+        assert played(tmp_path / str(writes), sampler, trials, writes) == whole
 
 
 # The storage

@@ -47,6 +47,15 @@ def sole_writer(path: Path) -> Iterator[None]:
             os.close(file)
 
 
+def is_written(path: Path) -> bool:
+    """Whether another process writes this run. Where the file system has no locks, none does."""
+    try:
+        with sole_writer(path):
+            return False
+    except ConfigError:
+        return True
+
+
 def _take(lock: Path, path: Path) -> int:
     while True:
         require_plain(lock)

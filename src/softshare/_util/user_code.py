@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from softshare.errors import SoftShareError, TaskError
+from softshare.errors import ConfigError, SoftShareError, TaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,8 +37,15 @@ def here() -> str:
     return f" in {', '.join(places)}" if places else ""
 
 
-def failed(what: str, problem: Exception) -> TaskError:
+def wrong(what: str, expected: str, got: str) -> ConfigError:
+    """The error to raise if the user's code returned something else than it should."""
+    return ConfigError(f"{what}{here()}: expected {expected}, got {got}")
+
+
+def failed(what: str, problem: BaseException) -> TaskError:
     """The error to raise from an exception of the user's code."""
+    if isinstance(problem, SystemExit):
+        return TaskError(f"{what} called sys.exit({problem.code!r}){here()}. Remove the call")
     lines = str(problem).strip().splitlines() or [""]
     text = lines[0]
     if any(line.startswith("Original Traceback") for line in lines):  # from a worker of a DataLoader
@@ -50,9 +57,9 @@ def call(what: str, function: Callable[..., R], /, *args: Any, **kwargs: Any) ->
     """Call a function of the user. Errors of softshare pass through, and so do interrupts."""
     try:
         return function(*args, **kwargs)
-    except SoftShareError:
+    except (SoftShareError, KeyboardInterrupt):
         raise
-    except Exception as problem:
+    except BaseException as problem:  # sys.exit too: it is the program that decides when it ends
         raise failed(what, problem) from problem
 
 
@@ -92,7 +99,9 @@ def length_of(values: Any, what: str = "Task.train") -> int | None:
         return len(values)
     except (TypeError, NotImplementedError):  # no length, or a DataLoader over a dataset without one
         return None
-    except Exception as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         raise failed(f"the length of {what}", problem) from problem
 
 

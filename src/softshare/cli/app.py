@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import softshare
-from softshare._util.user_code import user_frames
+from softshare._util.user_code import failed, user_frames
 from softshare.cli.checkpoints import quantize
 from softshare.cli.console import console
 from softshare.cli.options import with_config_options, with_file_options
@@ -28,7 +28,7 @@ from softshare.cli.start import init
 from softshare.cli.stopping import stopping
 from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
-from softshare.errors import ConfigError, SoftShareError, TaskError
+from softshare.errors import SoftShareError, TaskError
 
 MOST_CHARACTERS = 4000  # of a message, which may list the names of a file
 
@@ -65,7 +65,7 @@ COMMANDS: list[Callable[..., None]] = [  # in the order of --help
 def _own_status(command: Callable[..., None]) -> Callable[..., None]:
     """The command, with an exit status of its own: a task that calls `sys.exit` must not set it.
 
-    A command ends by `typer.Exit` or by an error, so a SystemExit comes from the code of a user.
+    A command ends by `typer.Exit` or by an error, so a SystemExit or an odd exception comes from the code of a user.
     """
 
     @functools.wraps(command)
@@ -73,11 +73,10 @@ def _own_status(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with stopping():  # commands that keep something say what
                 command(*args, **kwargs)
-        except SystemExit as stop:
-            raise ConfigError(
-                f"the task ended the program by sys.exit({stop.code!r}), so the command could not finish. Remove the "
-                "call from the file of the task"
-            ) from None
+        except Exception:
+            raise
+        except BaseException as problem:
+            raise failed("the task", problem) from problem
 
     return run
 

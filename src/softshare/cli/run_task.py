@@ -33,7 +33,7 @@ from softshare._util.run_folder import (
 from softshare.cli import tables
 from softshare.cli.console import console
 from softshare.cli.file_table import file_table
-from softshare.cli.spared import spared, spared_hook
+from softshare.cli.spared import say, spared, spared_hook
 from softshare.cli.stopping import RESUME, stopping
 from softshare.cli.summary import after_a_run, result_panel
 from softshare.cli.task_options import TaskOptions, find_device, load_task
@@ -141,7 +141,7 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
             save_checkpoint(unfinished / PRETRAINED, task.model.state_dict())
         film = FrameLog(unfinished / FRAMES, task.metric, "look" if config.retrain.epochs is None else "epoch")
         try:
-            own = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY), film]
+            own = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY, say), film]
             hooks = [spared_hook(hook) for hook in (*own, *watchers)]
             checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every)
             compressed = compress_task(task, config, hooks, target=target, checkpoint=checkpoint)

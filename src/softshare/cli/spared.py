@@ -11,12 +11,12 @@ from softshare.train.hooks import Hook
 
 def spared(what: str, then: str = "The run goes on without it") -> AbstractContextManager[None]:
     """Turn an error in the block into a message."""
-    return quietly.spared(what, _say, then)
+    return quietly.spared(what, say, then)
 
 
 def spared_hook(hook: Hook) -> Hook:
-    return quietly.Spared(hook, _say)
+    return quietly.Spared(hook, say)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     console(stderr=True).print(f"softshare: {text}", soft_wrap=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare._util.user_code import at, batches, call
+from softshare._util.user_code import at, batches, call, wrong
 from softshare.errors import ConfigError
 from softshare.task import examples_in
 
@@ -96,10 +96,8 @@ class Reading:
             value = call("loss_fn", self.loss_fn, seen.output, seen.target)
         if not isinstance(value, Tensor) or value.dim():
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(
-                f"loss_fn: expected the mean loss of a batch, a tensor without dimensions, got {got}. Use "
-                "reduction='mean'"
-            )
+            expected = "the mean loss of a batch, a tensor without dimensions"
+            raise wrong("loss_fn", expected, f"{got}. Use reduction='mean'")
         return value
 
     def n_terms(self, seen: Seen) -> int:

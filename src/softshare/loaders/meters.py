@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from softshare._util.user_code import call
+from softshare._util.user_code import call, here, wrong
 from softshare.errors import ConfigError
 from softshare.loaders.batches import Reading, Seen
 from softshare.task import Metric
@@ -58,8 +58,8 @@ class Rate:
         found = self.reading.guesses(seen)
         if found is None:
             raise ConfigError(
-                "metric: the error and the accuracy need logits (batch, classes, ...) and whole numbers as labels, got "
-                f"{_shape(seen.output)} and {_shape(seen.target)}. Give 'loss', 'mse', 'mae' or a function"
+                f"metric{here()}: the error and the accuracy need logits (batch, classes, ...) and whole numbers as "
+                f"labels, got {_shape(seen.output)} and {_shape(seen.target)}. Give 'loss', 'mse', 'mae' or a function"
             )
         guesses, labels = found
         self.k += int(((guesses == labels) == self.hits).sum())
@@ -85,8 +85,8 @@ class Distance:
         output, target = seen.output, seen.target
         if not isinstance(output, Tensor) or not isinstance(target, Tensor) or output.numel() != target.numel():
             raise ConfigError(
-                f"metric: 'mse' and 'mae' need an output and a target of one size, got {_shape(output)} and "
-                f"{_shape(target)}. Give 'loss' or a function"
+                f"metric{here()}: 'mse' and 'mae' need an output and a target of one size, got {_shape(output)} "
+                f"and {_shape(target)}. Give 'loss' or a function"
             )
         each = self.of(output.double().reshape(target.shape) - target.double())
         self.means.append(each.reshape(len(each) if each.dim() else 1, -1).mean(1).cpu())
@@ -149,10 +149,9 @@ class OfFunction:
     def add(self, seen: Seen) -> None:
         for part, kept in ((seen.output, self.outputs), (seen.target, self.targets)):
             if not isinstance(part, Tensor):
-                raise ConfigError(
-                    f"metric {self.name!r}: expected outputs and targets that are tensors, got {type(part).__name__}. "
-                    "Give an object with update, compute and reset, which gets them as they are"
-                )
+                advice = "Give an object with update, compute and reset, which gets them as they are"
+                got = f"{type(part).__name__}. {advice}"
+                raise wrong(f"metric {self.name!r}", "outputs and targets that are tensors", got)
             kept.append(part.detach().cpu())
 
     def value(self) -> float:
@@ -266,7 +265,7 @@ def _one_number(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"metric {name!r}: expected one number, got {_shape(value)}. Average over it") from None
+        raise wrong(f"metric {name!r}", "one number", f"{_shape(value)}. Average over it") from None
 
 
 def _shape(value: Any) -> str:

@@ -170,7 +170,13 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:
         raise ConfigError(
             f"cannot write {path}: a tensor is called '__metadata__', a name that safetensors reserves. Rename it"
         )
-    dense = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
+    dense: dict[str, Tensor] = {}
+    seen = set[int]()  # memory that is written already. What is in no other tensor needs no copy
+    for name, t in state.items():
+        own = t.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        dense[name] = own.clone() if place in seen else own
+        seen.add(place)
     write_atomic(path, safetensors.torch.save(dense))
 
 

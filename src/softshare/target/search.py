@@ -22,8 +22,8 @@ from softshare.target.gentleness import GENTLEST, HARDEST
 from softshare.target.runs import Kept, Runs
 from softshare.task import Task
 from softshare.train.first_look import FirstLook
-from softshare.train.hooks import EpochRecord
-from softshare.train.phases import Phases, StopPhaseError
+from softshare.train.hooks import EpochRecord, StopPhaseError
+from softshare.train.phases import Phases
 
 MOST_RUNS = 6
 NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not

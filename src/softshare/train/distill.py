@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from softshare._util.user_code import wrong
 from softshare.errors import ConfigError
 from softshare.network.wrapped import copied, unwrapped
-from softshare.task import Task
+from softshare.task import Task, require_mean_loss
 
 
 def distilled(task: Task, teacher: nn.Module, share: float, temperature: float = 2.0) -> Task:
@@ -39,7 +40,7 @@ def distilled(task: Task, teacher: nn.Module, share: float, temperature: float =
         with torch.no_grad():
             wanted = outputs(frozen, batch)
         with _last_call(model) as reusing:
-            own = task_loss(model, batch)
+            own = require_mean_loss(task_loss(model, batch))
             with reusing():
                 student = outputs(model, batch)
         divergence = soft_divergence(wanted, student, temperature)
@@ -55,10 +56,8 @@ def soft_divergence(
 ) -> Tensor:  # 0-d
     """Mean over the batch of `KL(softmax(teacher / T) || softmax(student / T))`, in nats."""
     if student.dim() != 2 or teacher.shape != student.shape:
-        raise ConfigError(
-            "distilled: expected logits of the same shape (batch, classes), got "
-            f"{tuple(teacher.shape)} from the teacher and {tuple(student.shape)} from the model"
-        )
+        got = f"{tuple(teacher.shape)} from the teacher and {tuple(student.shape)} from the model"
+        raise wrong("Task.outputs", "logits of the same shape (batch, classes)", got)
     dtype = torch.promote_types(student.dtype, torch.float32)
     log_p, log_q = ((logits.to(dtype) / temperature).log_softmax(1) for logits in (teacher, student))
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

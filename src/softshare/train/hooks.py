@@ -62,6 +62,10 @@ class Hook:
         """Called before all others in a run that goes on, whose first `on_epoch` is that of the next record."""
 
 
+class StopPhaseError(Exception):
+    """Raised by a hook in `on_epoch` to end the present training."""
+
+
 Hooks = Callable[[str], Sequence[Hook]]  # from a training's title to its hooks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from softshare.errors import ConfigError
+from softshare._util.user_code import wrong
 from softshare.task import Task, evaluating, require_finite
 
 
@@ -27,7 +27,7 @@ def noise_of(task: Task, model: nn.Module, value: float) -> float:
         try:
             noise = abs(float(found))
         except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise ConfigError(f"Task.noise: expected a number, got {type(found).__name__}") from None
+            raise wrong("Task.noise", "a number", type(found).__name__) from None
         require_finite("Task.noise", noise, "for the network")
         return noise
     n = max(1, examples_seen(task, model))

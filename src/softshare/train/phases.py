@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -12,14 +12,10 @@ from softshare._util.user_code import at
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
-from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
 from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 from softshare.train.step import Latent
-
-
-class StopPhaseError(Exception):
-    """Raised by a hook to end the present phase."""
 
 
 class Phases(Hook):
@@ -65,10 +61,10 @@ class Phases(Hook):
         latent: Latent | None = None,
         prior: MixturePrior | None = None,
     ) -> None:
-        """If a hook raises `StopPhaseError`, the phase ends there."""
+        """If a hook raises `StopPhaseError`, the phase ends with the record that it was raised for."""
         self._runs += 1
         with self._checkpoint.guarding() if self._checkpoint else nullcontext():
-            with suppress(StopPhaseError), at(f"run {self._runs}") if self._runs > 1 else nullcontext():
+            with at(f"run {self._runs}") if self._runs > 1 else nullcontext():
                 retrain_(self.task, prior, config, [self], latent, self._checkpoint)
             if self._checkpoint:
                 self._checkpoint.tick()  # a signal may have come in the last look
@@ -98,8 +94,14 @@ class Phases(Hook):
     def on_epoch(self, record: EpochRecord) -> None:
         record = dataclasses.replace(record, epoch=self._done + record.epoch, task_loss=self.unit * record.task_loss)
         self.history += (record,)
+        stop: StopPhaseError | None = None
         for hook in self.hooks:
-            hook.on_epoch(record)
+            try:
+                hook.on_epoch(record)
+            except StopPhaseError as error:
+                stop = error  # the others see this record too
+        if stop:
+            raise stop
 
     def on_return(self, epoch: int) -> None:
         for hook in self.hooks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,9 +13,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from softshare.errors import ConfigError
 from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.spared import Say, warn
 
 
 def shows_progress(console: Console) -> bool:
@@ -87,10 +88,15 @@ class ProgressBar(Hook):
 
 
 class CsvLog(Hook):
-    """One row per epoch, written at once. The densities of the shared tensors are the last columns."""
+    """One row per epoch, written at once. The densities of the shared tensors are the last columns.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    If the file cannot be written, there is one warning, and the run goes on. Each later row is tried with all before
+    it: a full disk may be emptied.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], say: Say = warn) -> None:
+        self.path, self.say = Path(path), say
+        self._is_said = False
         self._file: TextIO | None = None
         self._rows: list[list[Any]] = []  # the first has the names
 
@@ -108,7 +114,16 @@ class CsvLog(Hook):
                 csv.writer(self._file).writerow(self._rows[-1])
             self._file.flush()
         except OSError as error:
-            raise ConfigError(f"cannot write {self.path}: {error.strerror or error}") from error
+            self._close()
+            if not self._is_said:
+                self._is_said = True
+                self.say(f"cannot write {self.path}: {error.strerror or error}. The run goes on without it")
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # what is in its buffer is in the rows too
+                self._file.close()
+            self._file = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._rows}
@@ -117,6 +132,5 @@ class CsvLog(Hook):
         self._rows = [list(row) for row in state["rows"]]
 
     def on_end(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file, self._rows = None, []
+        self._close()
+        self._rows = []

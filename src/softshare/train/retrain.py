@@ -20,7 +20,7 @@ from softshare.task import Task
 from softshare.train.captured import CapturedStep
 from softshare.train.distill import distilled
 from softshare.train.hard import quantized
-from softshare.train.hooks import EpochRecord, Hook
+from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
 from softshare.train.resume import Checkpoint, Training
 from softshare.train.step import Latent, Step
 from softshare.train.supply import Supply
@@ -76,9 +76,13 @@ def retrain_(
                     good[0],
                 ) from None
             history.append(record)
-            for hook in hooks:
-                hook.on_epoch(record)
             training.look, training.step = epoch + 1, 0
+            try:
+                for hook in hooks:
+                    hook.on_epoch(record)
+            except StopPhaseError:
+                training.look = config.looks + 1  # a checkpoint that is written from now on must not go on with it
+                break
     return tuple(history)
 
 

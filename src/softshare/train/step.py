@@ -12,7 +12,7 @@ from softshare._util.user_code import call
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
-from softshare.task import Task
+from softshare.task import Task, require_mean_loss
 from softshare.train.curvature import Curvature
 from softshare.train.prior_step import PriorStep, ReplayedPriorStep
 from softshare.train.rates import network_groups
@@ -134,7 +134,7 @@ class Step:
             raise
 
     def _task_gradients(self, batch: Any) -> Tensor:
-        task_loss, first = self.task.loss(self.task.model, batch), self._first
+        task_loss, first = require_mean_loss(self.task.loss(self.task.model, batch)), self._first
         self._check(task_loss)
         if task_loss.requires_grad:
             call("the gradient of Task.loss", task_loss.backward)
@@ -143,10 +143,6 @@ class Step:
         return task_loss.detach()
 
     def _check(self, task_loss: Tensor) -> None:
-        if not isinstance(task_loss, Tensor) or task_loss.dim() != 0:
-            # backward would sum a vector, and the task's weight would be its batch size times too large
-            came = f"shape {tuple(task_loss.shape)}" if isinstance(task_loss, Tensor) else type(task_loss).__name__
-            raise ConfigError(f"Task.loss: expected the mean loss over the batch as a 0-d tensor, got {came}")
         if self._first and not math.isfinite(value := float(task_loss.detach())):
             raise ConfigError(
                 f"Task.loss returned {value} on the first batch, before any training; expected a finite loss. "

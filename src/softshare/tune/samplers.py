@@ -52,6 +52,17 @@ def _scaled(values: Sequence[float]) -> list[float]:
     return [error, math.log(n_bytes)]
 
 
+class Nsga2(NSGAIISampler):
+    """Optuna's, with the parents of a generation always in the order of their numbers.
+
+    Optuna's own has them there by rank where it has just chosen them, and by number where it finds them in the storage.
+    So a study that was killed in between would draw other children.
+    """
+
+    def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
+        return sorted(super().get_parent_population(study, generation), key=lambda trial: trial.number)
+
+
 class PerTrial(BaseSampler):
     """A new sampler for each trial, seeded by the trial's place. No two processes draw the same, and an interrupted
     study of one process draws the same trials as an uninterrupted one, even if a trial had to be queued again.
@@ -86,6 +97,6 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     makes: dict[str, Callable[[int], BaseSampler]] = {
         "gp": lambda seed: Gp(seed=seed),
         "tpe": lambda seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
-        "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=POPULATION),
+        "nsga2": lambda seed: Nsga2(seed=seed, population_size=POPULATION),
     }
     return PerTrial(makes[name], seed)

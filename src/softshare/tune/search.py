@@ -20,6 +20,7 @@ from torch import Tensor
 
 from softshare._util.files import read_bytes, require_plain
 from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, output_folder
+from softshare._util.run_lock import is_written, sole_writer
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotANumberError
@@ -31,7 +32,18 @@ from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord, Hook, Hooks, no_hooks, say_nothing
 from softshare.tune.plots import Others, no_others
 from softshare.tune.space import Space, require_inside, search_space, values_in, with_values
-from softshare.tune.study import ask, count, heartbeats, open_storage, open_study, quiet, requeue, require_optuna
+from softshare.tune.study import (
+    ask,
+    count,
+    give_up,
+    heartbeats,
+    open_storage,
+    open_study,
+    quiet,
+    reading,
+    requeue,
+    require_optuna,
+)
 from softshare.tune.study_folder import TRIALS, prepare_folders, trial_folder, with_tests, write_summary
 from softshare.tune.trials import MEASURED, REASON, Row, rows_of
 
@@ -111,7 +123,9 @@ def tune(
         search.run(lock)
         with lock:
             metric = job.task.metric
-            rows = with_tests(rows_of(search.study, metric), job.folder, job.judge or job.task)
+            with reading():
+                found = rows_of(search.study, metric)
+            rows = with_tests(found, job.folder, job.judge or job.task)
             write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric, say)
     return rows
 
@@ -165,10 +179,11 @@ class _Search:
         if self.metric != Metric():  # studies from before there were metrics can be resumed
             settings["metric"] = dataclasses.asdict(self.metric)
         sampler = make_sampler(asked.sampler, job.config.seed % 2**32)
-        self.study = open_study(storage, asked.name or job.task.name, settings, sampler, self.metric)
-        self.bound = self.kept_bound()
-        if not self.study.get_trials(deepcopy=False):
-            self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
+        with reading():
+            self.study = open_study(storage, asked.name or job.task.name, settings, sampler, self.metric)
+            self.bound = self.kept_bound()
+            if not self.study.get_trials(deepcopy=False):
+                self.study.enqueue_trial(values_in(job.config, self.space))  # what the search must beat
 
     def kept_bound(self) -> float:
         """The bound that the study was begun with: the error before may come out a little different elsewhere."""
@@ -182,10 +197,13 @@ class _Search:
         """Until the study has its trials, whoever runs them."""
         began, before, waiting = time.monotonic(), count(self.study).finished, False
         while (now := count(self.study)).finished < self.asked.trials:
-            with lock:
-                trial = ask(self.study, self.storage, self.space, self.asked.trials)
+            with contextlib.ExitStack() as held:
+                with lock, reading():
+                    trial = ask(self.study, self.storage, self.space, self.asked.trials, self.is_dead)
+                    if trial:
+                        held.enter_context(sole_writer(self.running(trial.number)))
+                outcome = self.run_one(trial, lock) if trial else ""
             if trial:
-                outcome = self.run_one(trial)
                 done = count(self.study).finished
                 pace = (time.monotonic() - began) / max(1, done - before)  # of all processes
                 left = _duration(pace * max(0, self.asked.trials - done))
@@ -196,10 +214,18 @@ class _Search:
             else:
                 time.sleep(POLL)
 
-    def run_one(self, trial: optuna.Trial) -> str:
+    def running(self, number: int) -> Path:
+        """A name in the folder that the process of a trial has locked."""
+        return self.job.folder / f"running-{number}"
+
+    @property
+    def is_dead(self) -> Callable[[int], bool] | None:
+        """Whether the process of a trial has died. If the storage is not in the folder, it may be elsewhere."""
+        return None if self.asked.storage else lambda number: not is_written(self.running(number))
+
+    def run_one(self, trial: optuna.Trial, lock: FileLock) -> str:
         """The trial to its end in the study, and what came of it in words."""
         from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
 
         try:
             with heartbeats(self.study, self.storage, trial):
@@ -207,10 +233,11 @@ class _Search:
         except UpdateFinishedTrialError:
             return "given up by another process, because its heartbeat stopped for too long"
         except KeyboardInterrupt:
-            requeue(self.study, trial)  # for the next call
+            with lock:
+                requeue(self.study, trial)  # for the next call
             raise
         except Exception:
-            self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            give_up(self.study, trial)
             raise
 
     def end(self, trial: optuna.Trial) -> str:

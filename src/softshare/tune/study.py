@@ -1,7 +1,8 @@
 """An Optuna study that several processes share and any of them may leave: no trial is run twice, none is lost.
 
 Every running trial has a heartbeat in the storage. When it stops, Optuna fails the trial and queues another one with
-the same settings, which goes to the next process that asks.
+the same settings, which goes to the next process that asks. Processes that share a folder know at once, by its locks,
+that a process has died.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import contextlib
 import json
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from softshare.config import Range
-from softshare.errors import ConfigError, NotAvailableError
+from softshare.errors import ConfigError, FormatError, NotAvailableError, SoftShareError
 from softshare.task import Metric
 from softshare.tune.space import Space
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 HEARTBEAT, GRACE = 10, 60  # seconds between heartbeats, and without any until a trial's process counts as dead
 RETRIES = 2  # of a trial whose process died: the trial itself may be the cause
-_BEATS, _SETTINGS = "beats", "softshare"  # attributes of a trial and of a study
+# Attributes of a trial: that it has a heartbeat, that all its settings are drawn, and that it is not to be run again.
+_BEATS, _DRAWN, _GIVEN_UP = "beats", "drawn", "given up"
+_SETTINGS = "softshare"  # attribute of a study
 
 
 def require_optuna() -> None:
@@ -63,8 +66,31 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as problem:
-        what = f"{problem} {problem.__cause__ or ''}".strip()
-        raise ConfigError(f"the study's storage: {what}; once it is right, run the same command again") from problem
+        raise ConfigError(
+            f"the study's storage: {_said(problem)}; once it is right, run the same command again"
+        ) from problem
+
+
+def _said(problem: Exception) -> str:
+    """What the database itself says, without the statement."""
+    cause = problem.__cause__ or problem
+    return str(getattr(cause, "orig", None) or cause).partition("\n")[0]
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Within, any error is one of a storage that does not hold what `tune` writes. So nothing is trained within."""
+    try:
+        with _storage_errors():
+            yield
+    except (SoftShareError, ImportError):
+        raise
+    except Exception as problem:
+        kind = type(problem).__name__
+        raise FormatError(
+            f"the study's storage: expected a study as tune writes it, got another ({kind}: {_said(problem)}). Put a "
+            "copy of it back, or give another --out"
+        ) from problem
 
 
 @contextlib.contextmanager
@@ -75,13 +101,14 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
     wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     with _storage_errors():
         try:
-            storage = optuna.storages.RDBStorage(
-                url,
-                engine_kwargs=wait,
-                heartbeat_interval=HEARTBEAT,
-                grace_period=GRACE,
-                heartbeat_stale_trial_callback=_queue_again,
-            )
+            with reading():
+                storage = optuna.storages.RDBStorage(
+                    url,
+                    engine_kwargs=wait,
+                    heartbeat_interval=HEARTBEAT,
+                    grace_period=GRACE,
+                    heartbeat_stale_trial_callback=_queue_again,
+                )
         except ImportError as problem:
             raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
         try:
@@ -133,22 +160,28 @@ def count(study: optuna.Study) -> Counts:
     return Counts(finished, states.count(TrialState.RUNNING))
 
 
-def ask(study: optuna.Study, storage: optuna.storages.RDBStorage, space: Space, trials: int) -> optuna.Trial | None:
+def ask(
+    study: optuna.Study,
+    storage: optuna.storages.RDBStorage,
+    space: Space,
+    trials: int,
+    is_dead: Callable[[int], bool] | None = None,
+) -> optuna.Trial | None:
     """The next trial, with all its settings; None where all are begun.
 
-    Call it from one process at a time: SQLite locks no rows, so two could get the same queued trial.
+    Call it from one process at a time: SQLite locks no rows, so two could get the same queued trial. `is_dead` says
+    whether the process of a running trial has died, by the trial's number. None: it is known by its heartbeats alone.
     """
-    from optuna.trial import TrialState
-
-    _requeue_lost(study, storage)
+    _requeue_lost(study, storage, is_dead)
     now = count(study)
     if now.finished + now.running >= trials:
         return None
     trial = study.ask({name: _distribution(range) for name, range in space.items()})
+    trial.set_user_attr(_DRAWN, True)
     _begin_heartbeat(study, storage, trial.number)
-    before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state != TrialState.FAIL]
+    before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number and t.state.name != "FAIL"]
     if len(before) >= trials:  # processes that share no folder, and so no lock, have both gone for the last one
-        study.tell(trial, state=TrialState.FAIL)
+        give_up(study, trial)
         return None
     return trial
 
@@ -161,17 +194,44 @@ def _distribution(range: Range) -> optuna.distributions.BaseDistribution:
     return FloatDistribution(range.low, range.high, log=range.log)
 
 
-def _requeue_lost(study: optuna.Study, storage: optuna.storages.RDBStorage) -> None:
-    """Give up the trials whose process died."""
+def _requeue_lost(
+    study: optuna.Study, storage: optuna.storages.RDBStorage, is_dead: Callable[[int], bool] | None
+) -> None:
+    """Give up the trials whose process died, and queue them again."""
     import optuna
 
-    # Optuna never gives up a trial without a heartbeat, but its process may have died before the first one. It gets one
-    # from us, and no other.
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        if _BEATS not in trial.user_attrs:
+        if is_dead and is_dead(trial.number):
+            requeue(study, trial)
+        elif _BEATS not in trial.user_attrs:
+            # Optuna never gives up a trial without a heartbeat, but its process may have died before the first one. It
+            # gets one from us, and no other.
             with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
                 _begin_heartbeat(study, storage, trial.number)
     optuna.storages.fail_stale_trials(study)
+    if is_dead:  # no other process is between the two steps of `requeue`
+        _queue_failed(study)
+
+
+def _queue_failed(study: optuna.Study) -> None:
+    """Queue the failed trials again whose process died before it could do so."""
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+
+    trials = study.get_trials()
+    again = {number for trial in trials for number in RetryHeartbeatStaleTrialCallback.retry_history(trial)}
+    for trial in trials:
+        if trial.state.name == "FAIL" and trial.number not in again and _GIVEN_UP not in trial.user_attrs:
+            _queue_again(study, trial)
+
+
+def give_up(study: optuna.Study, trial: optuna.Trial) -> None:
+    """End a running trial as failed, for good."""
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import TrialState
+
+    with contextlib.suppress(UpdateFinishedTrialError):
+        trial.set_user_attr(_GIVEN_UP, True)
+        study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
@@ -189,7 +249,10 @@ def requeue(study: optuna.Study, trial: optuna.Trial | optuna.trial.FrozenTrial)
 def _queue_again(study: optuna.Study, failed: optuna.trial.FrozenTrial) -> None:
     from optuna.storages import RetryHeartbeatStaleTrialCallback
 
-    failed.user_attrs = {}  # the new trial has neither measured anything nor a heartbeat
+    is_drawn = _DRAWN in failed.user_attrs
+    if not is_drawn:  # some settings may be missing. All are drawn again: the rest alone would come out different
+        failed.params, failed.distributions = {}, {}
+    failed.user_attrs = {_DRAWN: True} if is_drawn else {}  # nothing is measured, and there is no heartbeat
     RetryHeartbeatStaleTrialCallback(RETRIES)(study, failed)
 
 

@@ -48,17 +48,26 @@ def rows_of(study: optuna.Study, metric: Metric) -> list[Row]:
     for trial in study.get_trials(deepcopy=False):
         if trial.state.name in ("COMPLETE", "PRUNED"):
             measured = trial.user_attrs.get(MEASURED, {})
-            figures = {name: measured.get(name) for name in _FIGURES}
+            figures = {name: _figure(measured.get(name)) for name in _FIGURES}
             rows.append(
                 Row(
                     trial=trial.number,
                     state=trial.state.name.lower(),
-                    reason=trial.user_attrs.get(REASON, ""),
+                    reason=str(trial.user_attrs.get(REASON, "")),
                     **figures,
-                    settings=dict(trial.params),
+                    settings={name: _figure(value) for name, value in trial.params.items()},
                 )
             )
     return with_front(rows, metric)
+
+
+def _figure(value: Any) -> Any:
+    """The number, or None. What else is in a storage is not of `tune`."""
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    ):
+        raise TypeError(f"expected a finite number for each figure and setting of a trial, got {value!r:.40}")
+    return value
 
 
 _FIGURES = ("validation_error_before", "validation_error", "file_bytes", "ratio", "han_ratio", "seconds")
