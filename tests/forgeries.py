@@ -212,6 +212,18 @@ def pickled(files: Files, rng: np.random.Generator) -> Files:
     return {"pretrained.safetensors": data if rng.random() < 0.3 else fuzz.mutate(data, fuzz.seeds()[:2], False, rng)}
 
 
+def gguf(files: Files, rng: np.random.Generator) -> Files:
+    """A GGUF file, whole or mutated, which softshare does not read: one float32 tensor `w` of 3 x 3, aligned to 32."""
+    counts, shape = np.array([1, 0], np.uint64), np.array([3, 3], np.uint64)  # tensors and keys
+    name = b"w" if rng.random() < 0.5 else str(pick(NAMES, rng)).encode(errors="replace")
+    kind, offset = np.zeros(1, np.uint32), np.zeros(1, np.uint64)  # float32, at the start of the data
+    head = b"GGUF" + np.uint32(3).tobytes() + counts.tobytes()
+    head += np.uint64(len(name)).tobytes() + name + np.uint32(2).tobytes() + shape.tobytes() + kind.tobytes()
+    head += offset.tobytes()
+    data = head + bytes(-len(head) % 32) + rng.standard_normal(9).astype(np.float32).tobytes()
+    return {"pretrained.safetensors": data if rng.random() < 0.3 else fuzz.mutate(data, fuzz.seeds()[:2], False, rng)}
+
+
 class _Loud:
     """Says so if it is unpickled."""
 
@@ -272,6 +284,7 @@ FORGERIES: dict[str, tuple[Forge, tuple[str, ...]]] = {  # and the commands that
     "safetensors header": (safetensors_header, ("quantize", "weights", "figures")),
     "safetensors bytes": (bytes_of("pretrained.safetensors"), ("quantize", "weights", "figures")),
     "pickle": (pickled, ("quantize", "weights")),
+    "gguf": (gguf, ("quantize", "weights")),
     "summary cells": (summary_cells, ("study",)),
     "summary bytes": (bytes_of("summary.csv"), ("study",)),
     "study result": (study_result, ("study",)),

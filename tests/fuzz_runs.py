@@ -1,4 +1,4 @@
-"""A fuzzer of everything else that softshare reads: folders of runs and studies, safetensors and `.pt` files.
+"""A fuzzer of everything else that softshare reads: folders of runs and studies, safetensors, GGUF and `.pt` files.
 
 It forges one file of a valid folder and runs the commands that read it, in this process. A command may end with status
 0, 1 or 2. With status 2 it prints one message. No traceback, no character that a terminal obeys, no element of HTML

@@ -240,6 +240,7 @@ PLACES = {
     "tune task.py:make_task --steps 60 --trials 1 --error-bound 100 --out OUT/study": (
         *("study", "study/study.db", "study/.lock", "study/pretrained.safetensors", "study/trials", "study/front"),
         *("study/trials/trial-0000", "study/front/trial-0000", "study/summary.csv", "study/front.png"),
+        "study/.running-0.lock",
     ),
     "report whole/run --out OUT/report": ("report", "report/index.html"),
 }
