@@ -23,11 +23,12 @@ import torch
 import softshare
 from softshare.config.text import parse
 from softshare.result import load_copy
+from softshare.verdict import verdict
 
 # Of the printed table. The CSV file has more.
 COLUMNS = [
     "task", "seed", "settings", "metric", "val.before", "val.after", "test.before", "test.after",
-    "weights", "nonzero", "bytes", "ratio", "s", "outcome",
+    "weights", "nonzero", "bytes", "ratio", "s", "fate", "outcome",
 ]  # fmt: skip
 LONGEST = 80  # letters of an outcome in the table
 
@@ -60,7 +61,8 @@ class Row:
     file_bytes: int | None = None
     ratio: float | None = None
     seconds: float | None = None  # of the whole call of compress
-    outcome: str = ""  # of the target, or the text of an exception
+    fate: str = ""  # of the network, by all that was measured: kept or lost
+    outcome: str = ""  # of the target on validation data, or the text of an exception
     messages: str = ""
 
     def cells(self) -> list[str]:
@@ -80,6 +82,7 @@ class Row:
             counts[1],
             ratio,
             seconds,
+            self.fate,
             self.outcome[:LONGEST].partition("\n")[0],
         ]
 
@@ -120,6 +123,7 @@ def measured(job: Job) -> Row:
         file_bytes=result.file_bytes,
         ratio=result.ratio,
         seconds=seconds,
+        fate=verdict(result).fate,
         outcome=str(compressed.outcome or ""),
         messages=" | ".join(compressed.messages),
     )
@@ -152,7 +156,7 @@ def say(text: str) -> None:
 def table(rows: list[Row]) -> str:
     lines = [COLUMNS, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text_columns = {0, 2, 3, len(COLUMNS) - 1}
+    text_columns = {0, 2, 3, len(COLUMNS) - 2, len(COLUMNS) - 1}
     return "\n".join(
         "  ".join(
             cell.ljust(width) if i in text_columns else cell.rjust(width)

@@ -36,7 +36,7 @@ from softshare.train.phases import Phases
 from softshare.train.resume import Checkpoint
 
 DEFAULT: Any = "default"  # the target of a call that names none
-OF_THE_NOISE = 0.25  # that is searched in: the best of several runs is worse than its evaluation says
+OF_THE_NOISE = 0.5  # that is searched in, if gentler runs are better
 MOST_TRIMMED = 3  # networks of a search that become files
 
 
@@ -77,9 +77,7 @@ def compress(
     elif isinstance(target, MaxBytes):
         compressed, simplified = _best(run, target.max_bytes)
     else:
-        as_before = isinstance(target, WithinNoise)
-        aim = task.metric.worse(first.before, OF_THE_NOISE * first.noise) if as_before else limit
-        compressed, simplified = _smallest(run, aim, by_luck=not as_before)
+        compressed, simplified = _smallest(run, target, limit)
     compressed = dataclasses.replace(
         compressed, quantized=simplified.quantized, config=config.encode, moved=simplified.moved
     )
@@ -124,14 +122,17 @@ def _once(run: _Run, prior: MixturePrior) -> tuple[Compressed, Simplified]:
     return dataclasses.replace(compressed, history=phases.history), run.files.simplify(compressed.quantized)
 
 
-def _smallest(run: _Run, limit: float, by_luck: bool) -> tuple[Compressed, Simplified]:
+def _smallest(run: _Run, target: Target, limit: float) -> tuple[Compressed, Simplified]:
     """Runs until the smallest file within a limit on the metric is found.
 
-    Whatever is tried until it fits owes some of that to luck. Without `by_luck` only the last network of each run is
-    judged, and none is trimmed.
+    Whatever is tried until it fits owes some of that to luck. For the default target, only the last network of each run
+    is judged, and none is trimmed.
     """
     config, first, files, metric = run.config, run.first, run.files, run.task.metric
     task, unit = run.in_unit(max(first.noise, metric.loss(first.before, limit)))
+    careful = isinstance(target, WithinNoise)
+    slack = (1 - OF_THE_NOISE) * first.noise if careful else 0.0
+    limit = metric.worse(limit, -slack)
 
     def judge(prior: MixturePrior) -> float:
         with at("the look at a file"):
@@ -141,18 +142,18 @@ def _smallest(run: _Run, limit: float, by_luck: bool) -> tuple[Compressed, Simpl
         above = max(0.0, metric.loss(limit, files.judge(trimmed.quantized)))
         return above, files.size(trimmed.quantized)
 
-    search = Search(task, config.override(distill=0.0), first, limit, judge, last_alone=not by_luck)
+    search = Search(task, config.override(distill=0.0), first, limit, judge, last_alone=careful, slack=slack)
     with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
         networks = search.run(phases)[:MOST_TRIMMED]
         with at("trimming"):
             for found in networks:
                 compressed, prior = run.restored(search, found.kept)
-                if by_luck:
+                if careful:
+                    simplified = files.simplify(compressed.quantized)
+                else:
                     worth = curvatures(task, prior, config.retrain)
                     simplified = files.trim_to_metric(compressed.quantized, worth, limit)
-                else:
-                    simplified = files.simplify(compressed.quantized)
                 trimmed.append(Trimmed(found.kept, compressed, simplified))
             best = min(trimmed, key=merit)
         return _chosen(best, search, phases)

@@ -77,6 +77,7 @@ class Played:
         first: FirstLook | None = None,
         limit: float = LIMIT,
         last_alone: bool = False,
+        slack: float = 0.0,
     ) -> None:
         torch.manual_seed(0)
         self.task = ss.Task(
@@ -88,7 +89,7 @@ class Played:
         self.values: dict[int, float] = {}
         first = first or FirstLook(BEFORE, NOISE, ZEROS)
         judge = judge or (lambda prior: self.values[self._number()])
-        self.search = Search(self.task, config, first, limit, judge, last_alone)
+        self.search = Search(self.task, config, first, limit, judge, last_alone, slack)
         self.phases = Phases(self.task, None, [self.search])
 
         def run(config: RetrainConfig, prior: MixturePrior, **_: Any) -> None:
@@ -139,12 +140,13 @@ def threshold(at: float, above: float = 0.1) -> Callable[[float], list[tuple[flo
 @pytest.mark.parametrize(
     ("at", "above", "runs"),
     [
-        (-0.1, 0.1, [0, -1, -0.5, -0.25]),  # harder after success, then halved
-        (0.9, 0.1, [0, 1, 0.5, 0.75]),  # gentler after failure
-        (0.1, 0.1, [0, 1, 0.5, 0.25]),
-        (1.9, 0.1, [0, 1, 3, 2, 1.5, 1.75]),  # ever gentler
-        (1.9, 9.9, [0, 2, 1, 1.5, 1.75]),  # by 2, if the loss is above 6 times what may be lost
-        (-99, 0.1, [0, -1, -3]),  # never harder than -3
+        (-0.1, 0.1, [0, -1, -0.5]),  # harder after success, then halfway
+        (-1.9, 0.1, [0, -1, -2, -1.5]),
+        (0.9, 0.1, [0, 1, 0.5]),  # gentler after failure
+        (0.1, 0.1, [0, 1, 0.5]),
+        (1.9, 0.1, [0, 1, 3, 2, 1.5]),  # ever gentler
+        (1.9, 9.9, [0, 2, 1, 1.5]),  # by 2, if the loss is above 6 times what may be lost
+        (-99, 0.1, [0, -1, -2, -3]),  # never harder than -3
         (99, 0.1, [0, 1, 3, 7, 8]),
         (99, 9.9, [0, 2, 6, 8]),  # never gentler than 8
     ],
@@ -170,7 +172,7 @@ def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
     first = FirstLook(98.0, 0.5, 10.0)
     played = Played(records, monkeypatch, metric=ss.Metric("accuracy", "%", True), first=first, limit=97.5)
     played.found()
-    assert played.runs == pytest.approx([0, 1, 0.5, 0.75])
+    assert played.runs == pytest.approx([0, 1, 0.5])
 
 
 def test_the_file_decides_whether_a_network_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +222,11 @@ def test_a_lucky_look_does_not_make_a_run_fit(monkeypatch: pytest.MonkeyPatch) -
 
     played = Played(records, monkeypatch, last_alone=True)
     found = played.found()
-    assert played.runs == pytest.approx([0, 1, 0.5, 0.75])
+    assert played.runs == pytest.approx([0, 1, 0.5])
     assert [f.kept.look for f in found] == [60]
     played = Played(records, monkeypatch)
-    assert [f.kept.look for f in played.found()] == [29, 59, 89]
-    assert played.runs == pytest.approx([0, -1, -3])
+    assert [f.kept.look for f in played.found()] == [29, 59, 89, 119]
+    assert played.runs == pytest.approx([0, -1, -2, -3])
 
 
 def test_a_run_that_breaks_its_network_is_judged_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +234,29 @@ def test_a_run_that_breaks_its_network_is_judged_where_it_ends(monkeypatch: pyte
     found = played.found()
     assert played.runs[:2] == pytest.approx([0, 2])
     assert all(f.merit[0] == 0 for f in found)
+
+
+@pytest.mark.parametrize(
+    ("above", "runs", "taken"),
+    [
+        ({0: 0.25, 1: 0.25}, [0, 1], 0),  # gentler, and no better
+        ({0: 0.25, 1: 0.15}, [0, 1], 0),  # better by less than half of the slack
+        ({0: 0.35, 1: 0.25, 3: 0.2}, [0, 1, 3], 1),  # the first is beyond the slack
+        ({0: 0.25, 1: 0.05, 3: 0.05}, [0, 1, 3], 0),
+        ({0: 0.25, 1: 0.05, 3: -0.1, 2: 0.1, 2.5: 0.1}, [0, 1, 3, 2, 2.5], 3),  # being gentler helps
+        ({0: -0.1, -1: 0.25, -0.5: 0.25}, [0, -1, -0.5], 0),  # what fits is taken before what is near
+        ({0: 0.4, 1: 0.4, 3: 0.35, 7: 0.35, 8: 0.35}, [0, 1, 3, 7, 8], 3),  # all beyond the slack: the nearest
+    ],
+)
+def test_near_the_limit_will_do_if_gentler_runs_are_no_better(
+    above: dict[float, float], runs: list[float], taken: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(
+        lambda by: settled(LIMIT + above[round(by, 6)], 0.01 * (5 + by)), monkeypatch, last_alone=True, slack=0.3
+    )
+    found = played.found()
+    assert played.runs == pytest.approx(runs, abs=1e-9)
+    assert found[0].kept.gentleness == pytest.approx(taken)
 
 
 def test_if_nothing_fits_the_nearest_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 A network is judged where a run has settled: its errors on the way there, at high learning rates, say little. So the
 search never acts within a run. The first run has the settings as they are. If its network is above the limit, the next
-runs are ever gentler, else they are ever harder; then the gentleness is halved in between a run that fits and one that
-does not. Only a run that breaks its network ends early.
+runs are ever gentler, else they are ever harder; then the next is halfway between a run that fits and one that does
+not. Only a run that breaks its network ends early.
 
 The best of many looks is better by luck, and worse on other data. Where that matters, only the last look of a run
-counts.
+counts. And the network before may have been lucky: then gentler runs are no better, and a run that is near the limit
+will do.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from softshare.train.hooks import EpochRecord, StopPhaseError
 from softshare.train.phases import Phases
 
 MOST_RUNS = 6
-NEAR_ENOUGH = 0.3  # difference in gentleness between a run that fits and one that does not
+NEAR_ENOUGH = 0.5  # difference in gentleness between a run that fits and one that does not
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2 at least, not by 1
 BROKEN = 0.5  # share of what the network gains over zeros: with less than the rest of it, a network is broken
 BROKEN_LOOKS = 4  # in a row, after which a run with a broken network ends
 SETTLED = 0.8  # share of a run after which its network has settled
+BETTER = 0.5  # share of the slack: a gentler run that is better by less is no better
 
 
 class Found(NamedTuple):
@@ -40,7 +42,7 @@ class Found(NamedTuple):
     kept: Kept
 
 
-_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_bad")  # of a search
+_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_bad", "_fair")  # of a search
 
 
 def _plain(found: Found) -> tuple[Any, ...]:
@@ -55,7 +57,8 @@ class Search(Runs):
     """The search for one network, which trains `task.model`. `limit` is in the unit of the metric.
 
     `judge` returns the metric of the file that the network of a prior would be now. With `last_alone`, a run is judged
-    by its last look, otherwise by all since it has settled.
+    by its last look, otherwise by all since it has settled. A network that is above the limit by no more than `slack`
+    will do, if gentler runs are no better.
     """
 
     def __init__(
@@ -66,20 +69,25 @@ class Search(Runs):
         limit: float,
         judge: Callable[[MixturePrior], float],
         last_alone: bool = False,
+        slack: float = 0.0,
     ) -> None:
         super().__init__(task, config)
-        self.first, self.limit, self.judge, self.last_alone = first, limit, judge, last_alone
+        self.first, self.limit, self.judge = first, limit, judge
+        self.last_alone, self.slack = last_alone, slack
         self._found: list[Found] = []  # of the runs before
         self._n_runs = 0
-        self._step = 1.0  # to the gentleness of the next run, while there is no run on the other side
+        self._step = 1.0  # to the next run, while none is gentle enough
         self._hard, self._gentle = -math.inf, math.inf  # the gentlest that does not fit, and the hardest that does
         self._diverged = ""  # what a run that diverged said
         self._best: Found | None = None  # the best network of the present run so far
         self._above = math.inf  # the least that its network is above the limit, once it has settled
         self._bad = 0  # looks in a row at a broken network
+        self._fair = math.inf  # the least that a run before was above the limit, if within the slack
 
     def run(self, phases: Phases) -> list[Found]:
-        """Train. Returns the best network of each run that has one within the limit; if none has, the nearest."""
+        """Train. Returns the best network of each run that has one within the limit; if none has, the smallest within
+        the slack, or else the nearest.
+        """
         while self._n_runs < MOST_RUNS:
             try:
                 self.train_(phases)
@@ -95,7 +103,9 @@ class Search(Runs):
         if not self._found:
             raise DivergedError(self._diverged, self._before)
         self._found.sort(key=lambda f: f.merit)
-        return [f for f in self._found if f.merit[0] <= 0] or self._found[:1]
+        fitting = [f for f in self._found if f.merit[0] <= 0]
+        fair = sorted((f for f in self._found if f.merit[0] <= self.slack), key=lambda f: f.merit[1])
+        return fitting or (fair or self._found)[:1]
 
     def _next(self) -> float:
         """The gentleness of the next run, by what became of the present one."""
@@ -108,8 +118,14 @@ class Search(Runs):
                 self._step = max(self._step, 2.0)
         if math.isfinite(self._gentle - self._hard):
             return (self._hard + self._gentle) / 2
+        if fits:
+            return max(HARDEST, by - 1)
+        if self._above > self._fair - BETTER * self.slack:
+            return by  # being gentler does not help
+        if self._above <= self.slack:
+            self._fair = self._above
         step, self._step = self._step, 2 * self._step
-        return max(HARDEST, by - step) if fits else min(GENTLEST, by + step)
+        return min(GENTLEST, by + step)
 
     def state_dict(self) -> dict[str, Any]:
         numbers = {name: getattr(self, name) for name in _NUMBERS}
