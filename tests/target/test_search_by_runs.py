@@ -236,6 +236,12 @@ def test_a_run_that_breaks_its_network_is_judged_where_it_ends(monkeypatch: pyte
     assert all(f.merit[0] == 0 for f in found)
 
 
+def test_a_network_that_is_better_than_before_has_room_for_a_larger_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(lambda by: settled(BEFORE + (0.1 if by < -1 else -0.1 if by > -1 else 0)), monkeypatch)
+    played.found()
+    assert played.runs == pytest.approx([0, -2, -3])
+
+
 @pytest.mark.parametrize(
     ("above", "runs", "taken"),
     [

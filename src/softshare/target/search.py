@@ -42,7 +42,7 @@ class Found(NamedTuple):
     kept: Kept
 
 
-_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_bad", "_fair")  # of a search
+_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_lost", "_bad", "_fair")  # of a search
 
 
 def _plain(found: Found) -> tuple[Any, ...]:
@@ -81,6 +81,7 @@ class Search(Runs):
         self._diverged = ""  # what a run that diverged said
         self._best: Found | None = None  # the best network of the present run so far
         self._above = math.inf  # the least that its network is above the limit, once it has settled
+        self._lost = 0.0  # what its network had lost at the last look
         self._bad = 0  # looks in a row at a broken network
         self._fair = math.inf  # the least that a run before was above the limit, if within the slack
 
@@ -119,7 +120,7 @@ class Search(Runs):
         if math.isfinite(self._gentle - self._hard):
             return (self._hard + self._gentle) / 2
         if fits:
-            return max(HARDEST, by - 1)
+            return max(HARDEST, by - (2 if self._lost < 0 else 1))
         if self._above > self._fair - BETTER * self.slack:
             return by  # being gentler does not help
         if self._above <= self.slack:
@@ -148,6 +149,7 @@ class Search(Runs):
         if look < looks and (look == 0 or (look - 0.5) / looks < self.settings.retrain.hard_from):
             return  # the network was not quantized; the last one counts in any case
         value = record.validation_error
+        self._lost = self.task.metric.loss(self.first.before, value)
         self._bad = self._bad + 1 if self.first.lost(self.task, value) > BROKEN else 0
         stops = self._bad >= BROKEN_LOOKS and look < looks
         if look == looks or stops or (look > SETTLED * looks and not self.last_alone):
