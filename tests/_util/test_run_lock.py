@@ -10,7 +10,7 @@ import pytest
 
 from kills import every_kill
 from softshare._util import files, run_lock
-from softshare._util.run_lock import sole_writer
+from softshare._util.run_lock import is_written, sole_writer
 from softshare.errors import ConfigError
 
 
@@ -62,6 +62,21 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatc
     with sole_writer(tmp_path / "a"):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_whether_a_run_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_written(tmp_path / "a")
+    with sole_writer(tmp_path / "a"):
+        assert is_written(tmp_path / "a")
+    (tmp_path / ".a.lock").write_text("softshare process 1 on a machine that was switched off\n")
+    assert not is_written(tmp_path / "a")
+
+    def no_locks(file: int) -> bool:
+        raise OSError("no locks")
+
+    monkeypatch.setattr(run_lock, "try_lock", no_locks)
+    assert is_written(tmp_path / "a")  # nobody can know: its heartbeat decides
+    assert not is_written(tmp_path / "b")
 
 
 def test_a_child_that_outlives_the_process_does_not_keep_the_lock(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ os.register_at_fork(after_in_child=_let_go)
 @contextlib.contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
     """Raise if another process writes this run. Where the file system has no locks, nobody is kept out."""
-    lock = path.with_name(f".{path.name}.lock")
+    lock = _lock_of(path)
     try:
         file = _take(lock, path)
     except OSError as error:
@@ -48,12 +48,23 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def is_written(path: Path) -> bool:
-    """Whether another process writes this run. Where the file system has no locks, none does."""
+    """Whether another process writes this run. Where the file system has no locks, one that has left its file may."""
     try:
-        with sole_writer(path):
-            return False
-    except ConfigError:
+        file = os.open(_lock_of(path), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
         return True
+    try:
+        return not try_lock(file)
+    except (OSError, ImportError):
+        return True
+    finally:
+        os.close(file)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def _take(lock: Path, path: Path) -> int:
