@@ -62,7 +62,7 @@ def demo(
         command=context.obj,
     )
     run_task("lenet-300-100", folder, config, options)
-    out.print("The demo trains once, for a small file. To keep the accuracy: softshare compress lenet-300-100")
+    out.print("Keep the accuracy too:    softshare compress lenet-300-100")
 
 
 def pretrain(
