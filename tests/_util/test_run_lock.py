@@ -70,6 +70,10 @@ def test_whether_a_run_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert is_written(tmp_path / "a")
     (tmp_path / ".a.lock").write_text("softshare process 1 on a machine that was switched off\n")
     assert not is_written(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / ".a.lock").write_text("somebody's")
+    assert not is_written(tmp_path / "a")
+    assert (tmp_path / ".a.lock").read_text() == "somebody's"
 
     def no_locks(file: int) -> bool:
         raise OSError("no locks")

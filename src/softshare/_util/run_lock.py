@@ -48,15 +48,23 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def is_written(path: Path) -> bool:
-    """Whether another process writes this run. Where the file system has no locks, one that has left its file may."""
+    """Whether another process writes this run. Where the file system has no locks, one that has left its file may.
+
+    The file of a dead process is removed.
+    """
+    lock = _lock_of(path)
     try:
-        file = os.open(_lock_of(path), os.O_RDWR | os.O_NOFOLLOW)
+        file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     except OSError:
         return True
     try:
-        return not try_lock(file)
+        if not try_lock(file):
+            return True
+        if os.pread(file, len(_SIGN), 0) == _SIGN and _is_at(file, lock):
+            os.unlink(lock)
+        return False
     except (OSError, ImportError):
         return True
     finally:
