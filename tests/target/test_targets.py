@@ -17,6 +17,8 @@ from torch.nn import functional as F
 import softshare as ss
 from softshare.errors import ConfigError
 from softshare.route import compress
+from softshare.target.files import Files
+from softshare.target.search import Search
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.zoo.datasets import Batches, load_mnist
 from softshare.zoo.experiments import error_percent, make_task, pretrain_
@@ -130,6 +132,33 @@ def test_by_default_the_network_is_as_good_as_before(tmp_path: Path) -> None:
     assert outcome.after == error_of(task, compressed, tmp_path) <= outcome.limit
     assert outcome.n_bytes == len(compressed.to_bytes())
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())  # worked on a copy
+
+
+@pytest.mark.parametrize("target", [ss.WithinNoise(), ss.MaxErrorIncrease(0.5)])
+def test_only_a_limit_that_was_named_is_searched_by_luck(target: ss.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the default, the last network of each run counts, none is trimmed, and half of the noise is slack."""
+    searches, trimmed = list[Search](), list[float]()
+    init, trim = Search.__init__, Files.trim_to_metric
+
+    def noted(self: Search, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        searches.append(self)
+
+    def trimming(self: Files, quantized: Any, curvatures: Any, limit: float) -> Any:
+        trimmed.append(limit)
+        return trim(self, quantized, curvatures, limit)
+
+    monkeypatch.setattr(Search, "__init__", noted)
+    monkeypatch.setattr(Files, "trim_to_metric", trimming)
+    task = users_task()
+    outcome = compress(task, CONFIG.override(epochs=4, symmetries=False), target=target).outcome
+    assert outcome is not None
+    (search,) = searches
+    by_default = target == ss.WithinNoise()
+    assert search.last_alone == by_default
+    assert search.slack == pytest.approx(0.5 * outcome.noise if by_default else 0)
+    assert search.limit == pytest.approx(error_before(task) + (0.5 * outcome.noise if by_default else 0.5))
+    assert bool(trimmed) != by_default
 
 
 def test_without_a_target_the_network_is_trained_once(tmp_path: Path) -> None:
