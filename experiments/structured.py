@@ -1,8 +1,8 @@
 """A prior on whole units: how many are left, what that costs, and how much faster the smaller network runs.
 
-LeNet-300-100 and LeNet-5-Caffe are pre-trained, then compressed without the units' prior (tau 0) and with it, at each
-`--tau`. The network of each file is shrunk to the units that are left. At the end, all of these dense networks and the
-original are timed on the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
+LeNet-300-100 and LeNet-5-Caffe are pre-trained, then compressed without the units' prior and with it, at each weight
+that `--units` names. The network of each file is shrunk to the units that are left. At the end, all of these dense
+networks and the original are timed on the CPU, in turns. Rows go to a table and, with `--out`, to a CSV file.
 
     PYTHONPATH=src python3 experiments/structured.py --device cuda --out runs/structured.csv
 """
@@ -31,11 +31,10 @@ from softshare.codec import decode
 from softshare.config import CompressConfig
 from softshare.result import final_error
 from softshare.simplify.shrink import shrink
-from softshare.train.units import UnitPriorConfig, with_unit_prior
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")
-TAUS = (0.0, 0.02, 0.05, 0.1, 0.2)
+WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)
 HARD_FROM = 0.5  # share of the run: without a hard phase, a short run loses its accuracy in quantizing
 BATCHES = (1, 256)
 TIMED_SECONDS, TIMED_MOST = 0.6, 500  # of each network at each batch size; runs
@@ -47,7 +46,7 @@ class Row:
 
     experiment: str
     seed: int
-    tau: float  # of the units' prior; 0: without it
+    weight: float  # of the units' prior, relative to that of the weights; 0: without it
     units: str  # left in each layer, the last layer included
     units_before: str
     weights: int  # of the shrunk network
@@ -72,11 +71,11 @@ def main() -> None:
     for name in options.experiment:
         task = pretrained(name, options)
         found, networks = list[Row](), [copy.deepcopy(task.model).eval()]
-        for tau in options.tau:
-            row, network = run(task, tau, options)
+        for weight in options.units:
+            row, network = run(task, weight, options)
             found.append(row)
             networks.append(network)
-            console.print(f"{time.perf_counter() - start:5.0f} s: {name}, tau {tau:g}", style="dim")
+            console.print(f"{time.perf_counter() - start:5.0f} s: {name}, units {weight:g}", style="dim")
         rows += timed(found, networks, next(iter(task.train)).images, options.threads)
         if options.out:
             write(rows, options.out)
@@ -90,13 +89,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30, help="of compression")
     parser.add_argument("--pretrain-epochs", type=int, help="default: those of the experiment")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tau", type=float, nargs="+", default=TAUS, help="of the units' prior; 0: without it")
-    parser.add_argument("--prior-tau", type=float, help="of the weights' prior; default: that of the experiment")
-    parser.add_argument("--narrow", type=float, default=UnitPriorConfig.narrow)
-    parser.add_argument("--broad", type=float, default=UnitPriorConfig.broad)
-    parser.add_argument(
-        "--incoming-only", action="store_true", help="a unit has only its incoming weights, not the outgoing ones"
-    )
+    parser.add_argument("--units", type=float, nargs="+", default=WEIGHTS, help="weights of the units' prior")
+    parser.add_argument("--tau", type=float, help="default: that of the experiment")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU, for timing")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     return parser.parse_args()
@@ -110,18 +104,17 @@ def pretrained(name: str, options: argparse.Namespace) -> Task:
     return task
 
 
-def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Module]:
+def run(task: Task, weight: float, options: argparse.Namespace) -> tuple[Row, nn.Module]:
     """Compress, shrink the decoded network, and measure everything except the speed."""
-    units = UnitPriorConfig(tau=tau, narrow=options.narrow, broad=options.broad, outgoing=not options.incoming_only)
-    config = configured(get_experiment(task.name).compress, options)
-    compressed = compress(with_unit_prior(task, units) if tau else task, config, target=None)
+    config = configured(get_experiment(task.name).compress, options).override(units=weight)
+    compressed = compress(task, config, target=None)
     data = compressed.to_bytes()
     small = shrink(task.model, decode(data)).eval()
     original = copy.deepcopy(task.model).eval()
     row = Row(
         experiment=task.name,
         seed=options.seed,
-        tau=tau,
+        weight=weight,
         units=units_of(small),
         units_before=units_of(original),
         weights=sum(p.numel() for p in small.parameters()),
@@ -139,7 +132,7 @@ def run(task: Task, tau: float, options: argparse.Namespace) -> tuple[Row, nn.Mo
 def configured(config: CompressConfig, options: argparse.Namespace) -> CompressConfig:
     capture = torch.device(options.device).type == "cuda"
     config = config.override(epochs=options.epochs, seed=options.seed, hard_from=HARD_FROM, capture=capture)
-    return config if options.prior_tau is None else config.override(tau=options.prior_tau)
+    return config if options.tau is None else config.override(tau=options.tau)
 
 
 def units_of(model: nn.Module) -> str:
@@ -190,7 +183,7 @@ def clocked(network: nn.Module, batch: Tensor) -> float:
 
 def table(rows: Sequence[Row]) -> Table:
     out = Table(title="Units under a prior of their own", title_justify="left")
-    columns = ("experiment", "tau", "units left", "weights", "non-zero", "file", "error", "x batch 1", "x batch 256")
+    columns = ("experiment", "weight", "units left", "weights", "non-zero", "file", "error", "x batch 1", "x batch 256")
     for k, column in enumerate(columns):
         out.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
     name = None
@@ -200,7 +193,7 @@ def table(rows: Sequence[Row]) -> Table:
             before = (row.units_before, f"{row.weights_before:,}", "", f"{4 * row.weights_before:,}")
             out.add_row(name, "before", *before, f"{row.error_before:.2f}", "1.0", "1.0")
         after = (row.units, f"{row.weights:,}", f"{row.nonzero:,}", f"{row.file_bytes:,}", f"{row.error:.2f}")
-        out.add_row("", f"{row.tau:g}", *after, f"{row.speedup_1:.1f}", f"{row.speedup_256:.1f}")
+        out.add_row("", f"{row.weight:g}", *after, f"{row.speedup_1:.1f}", f"{row.speedup_256:.1f}")
     return out
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from softshare.prior.mixture import Mixture
     from softshare.prior.prior import MixturePrior
     from softshare.result import Result, measure
+    from softshare.simplify.shrink import shrink
     from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
     from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
@@ -73,6 +74,7 @@ _HOMES = {
     "softshare.prior.mixture": ("Mixture",),
     "softshare.prior.prior": ("MixturePrior",),
     "softshare.result": ("Result", "measure"),
+    "softshare.simplify.shrink": ("shrink",),
     "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome", "WithinNoise"),
     "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
@@ -121,6 +123,7 @@ __all__ = [
     "quantize",
     "reestimate_batch_norm_",
     "save",
+    "shrink",
 ]
 
 

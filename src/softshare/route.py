@@ -24,7 +24,7 @@ from softshare.quantization.quantized import QuantizedWeights
 from softshare.simplify.symmetries import Simplified
 from softshare.target.files import Files, check_size
 from softshare.target.limits import MaxBytes, Outcome, Target, WithinNoise, check_target, default_target, limit_of
-from softshare.target.runs import Kept, Runs
+from softshare.target.runs import Kept, Runs, prior_of
 from softshare.target.search import Search
 from softshare.target.size_search import SizeSearch
 from softshare.target.worth import curvatures
@@ -64,7 +64,7 @@ def compress(
         task = distilled(task, task.model, config.retrain.distill)
     task = dataclasses.replace(task, model=copied(unwrapped(task.model)))
     checkpoint = _begun(checkpoint, task, config, target)
-    prior = MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto")
+    prior = prior_of(task, config, ())
     start = quantize_prior(prior, config.merge, _is_hard(config)).quantized
     check(start, config.encode)  # if no file can hold the network, say so before training
     if isinstance(target, MaxBytes):
@@ -73,7 +73,7 @@ def compress(
     limit = limit_of(target, task, first)
     run = _Run(task, config, hooks, first, files, checkpoint)
     if target is None:
-        compressed, simplified = _once(run, prior)
+        compressed, simplified = _once(run)
     elif isinstance(target, MaxBytes):
         compressed, simplified = _best(run, target.max_bytes)
     else:
@@ -84,7 +84,7 @@ def compress(
     with at("the look after training"):
         n_bytes, after = files.size(simplified.quantized), files.judge(simplified.quantized)
     outcome = Outcome(target, task.metric, first.before, after, first.noise, limit, n_bytes)
-    said = [*dead_layers(compressed), *kept_message(WeightView.of(task.model, config.prior.rules))]
+    said = [*dead_layers(compressed), *first.alone, *kept_message(WeightView.of(task.model, config.prior.rules))]
     return dataclasses.replace(compressed, outcome=outcome, messages=(*said, *simplified.messages))
 
 
@@ -112,9 +112,10 @@ class _Run:
         return compressed, prior
 
 
-def _once(run: _Run, prior: MixturePrior) -> tuple[Compressed, Simplified]:
+def _once(run: _Run) -> tuple[Compressed, Simplified]:
     """One run, as the settings say."""
     config, (task, unit) = run.config, run.in_unit(run.first.noise)
+    prior = prior_of(task, config, run.first.groups)
     with Phases(task, config.retrain.looks, run.hooks, unit, run.checkpoint) as phases:
         phases.run(dataclasses.replace(config.retrain, distill=0.0), prior=prior)
     compressed = quantize_prior(prior, config.merge, _is_hard(config))
@@ -173,7 +174,7 @@ def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
         n_bytes = files.size(trimmed.quantized)
         return max(0, n_bytes - max_bytes), metric.loss(first.before, files.judge(trimmed.quantized)), n_bytes
 
-    search = SizeSearch(task, config.override(distill=0.0), max_bytes, size)
+    search = SizeSearch(task, config.override(distill=0.0), first.groups, max_bytes, size)
     with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
         trimmed: list[Trimmed] = []
         networks = search.run(phases)[:MOST_TRIMMED]

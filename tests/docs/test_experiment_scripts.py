@@ -25,7 +25,7 @@ def run(script: str, *args: str, out: Path) -> list[dict[str, str]]:
 
 
 def test_structured(tmp_path: Path) -> None:
-    options = ("lenet-300-100", "--device", "cpu", "--epochs", "2", "--tau", "0.5")
+    options = ("lenet-300-100", "--device", "cpu", "--epochs", "2", "--units", "5")
     (row,) = run("structured.py", *options, out=tmp_path / "rows.csv")
     assert row["experiment"] == "lenet-300-100"
     assert 0 < int(row["weights"]) < int(row["weights_before"]) == 266_610

@@ -316,7 +316,7 @@ def sized(size: Callable[[float], float], limit: int, monkeypatch: pytest.Monkey
             prior.means.fill_(size(runs[-1]))
         return round(size(runs[-1]))
 
-    search = SizeSearch(task, CONFIG, limit, measured)
+    search = SizeSearch(task, CONFIG, (), limit, measured)
     phases = Phases(task, None, [search])
 
     def run(config: RetrainConfig, prior: MixturePrior, **_: Any) -> None:

@@ -57,6 +57,7 @@ class Settings(TypedDict, total=False):
     mixing_prior: Beta | Dirichlet | None
     zero_precision_prior: Gamma | None
     free_precision_prior: Gamma | None
+    units: float
     lr_means: float
     lr_log_vars: float
     lr_mixing: float

@@ -69,6 +69,9 @@ class PriorConfig:
     'std=S,strength=K' or 'none'."""
     free_precision_prior: Gamma | None = option(None, _GAMMA_RANGE)
     """Gamma hyper-prior on the precisions of the free components, in the same forms."""
+    units: float = option(0.0)
+    """Weight of the prior over whole units (neurons, channels, attention heads), relative to that over weights. Units
+    that it empties cost nothing in the file, and can be removed from the network. 0 uses none."""
     lr_means: float = option(3e-4, Range(1e-4, 3e-3, log=True))
     """Learning rate of the means (paper, 4.1)."""
     lr_log_vars: float = option(3e-3, Range(3e-4, 1e-2, log=True))
@@ -100,7 +103,7 @@ class PriorConfig:
                 f"{', '.join(given)}: no effect while width is set, here to {self.width}. To use these, set width to "
                 "None ('none' on the command line)"
             )
-        for name in ("lr_means", "lr_log_vars", "lr_mixing"):
+        for name in ("units", "lr_means", "lr_log_vars", "lr_mixing"):
             require(0 <= getattr(self, name) < math.inf, name, "a number of at least 0", getattr(self, name))
 
 
@@ -299,15 +302,18 @@ class CompressConfig(Versioned):
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings of versions 2 and 3 as settings of this version. All others are returned unchanged.
+    """Recorded settings of earlier versions as settings of this version. All others are returned unchanged.
 
-    Version 3 had epochs alone, and the paper's tau. Version 2 could also train codebooks after quantizing, and compute
-    the prior on random samples. No kept result uses either.
+    Version 4 had no prior over units at first. Version 3 had epochs alone, and the paper's tau. Version 2 could also
+    train codebooks after quantizing, and compute the prior on random samples. No kept result uses either.
     """
-    if values.get("version") not in (2, 3) or not all(isinstance(values.get(s), dict) for s in ("prior", "retrain")):
+    if values.get("version") not in (2, 3, 4) or not all(isinstance(values.get(s), dict) for s in ("prior", "retrain")):
+        return values
+    values = {**values, "prior": {"units": 0.0, **values["prior"]}}
+    if values["version"] == 4:
         return values
     retrain = {"steps": RetrainConfig.steps, "scaling": "paper", **values["retrain"]}
-    values = {**values, "version": 4, "prior": dict(values["prior"]), "retrain": retrain}
+    values = {**values, "version": 4, "retrain": retrain}
     codebook, schedule = values.pop("codebook", None) or {}, values["prior"].pop("sample_schedule", "block")
     used = [] if not codebook.get("codebook_epochs") else ["codebook_epochs"]
     used += [] if schedule == "block" or values["prior"].get("sample_one_in") == 1 else ["sample_schedule"]

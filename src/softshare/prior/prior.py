@@ -13,12 +13,14 @@ from torch.nn import functional as F
 from softshare._util.float64 import in_float64
 from softshare.config import Gamma, MergeConfig, PriorConfig
 from softshare.errors import ConfigError
+from softshare.network.groups import Group
 from softshare.network.weights import WeightView
 from softshare.prior.kernels import find_sweep, mixture_grads, mixture_nll, mixture_nll_grad_, sampled
 from softshare.prior.kernels.choice import available_backends
 from softshare.prior.kernels.sweep import Sweep
 from softshare.prior.kernels.table import CAPACITY, n_points, reach_of
 from softshare.prior.mixture import Mixture
+from softshare.prior.units import UnitPrior
 
 if TYPE_CHECKING:
     from softshare import Compressed
@@ -43,8 +45,18 @@ class MixturePrior(nn.Module):
     The prior reads the model's own parameters and never registers them.
     """
 
-    def __init__(self, model: nn.Module, config: PriorConfig | None = None, *, relative: bool = False) -> None:
-        """If `relative`, the means are parameters in proportion to the weights of their layer, and so is their rate."""
+    def __init__(
+        self,
+        model: nn.Module,
+        config: PriorConfig | None = None,
+        *,
+        relative: bool = False,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        """If `relative`, the means are parameters in proportion to the weights of their layer, and so is their rate.
+
+        With `groups`, there is a prior over their units too, of the weight that `config.units` says.
+        """
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # a tuple, so that torch does not register the model as part of the prior
@@ -76,6 +88,7 @@ class MixturePrior(nn.Module):
             self.register_buffer("zero_logit", zero_logit)
         else:
             self.zero_logit = nn.Parameter(zero_logit)
+        self.units = UnitPrior(self.view, groups) if groups and config.units else None
         self.reaches: list[float | None] = [None] * len(self.parts)  # of each part's table; None: the exact sweep
         self.steps = 0
         self.choose_method()
@@ -138,7 +151,7 @@ class MixturePrior(nn.Module):
         )
 
     def neg_log_prior(self) -> Tensor:
-        """-log p(w, theta) in nats, a 0-d tensor: the mixtures on all shared weights, plus the hyper-priors.
+        """-log p(w, theta) in nats, a 0-d tensor: the mixtures on all shared weights, the units and the hyper-priors.
 
         The hyper-priors leave out their constants, which have no gradient. Under `torch.no_grad` the value is exact and
         covers all weights, whatever the method and the sample.
@@ -150,6 +163,8 @@ class MixturePrior(nn.Module):
             mixture_nll(sweep, part.tensors, log_mixing[k], mean[k], log_var[k])
             for k, (part, sweep) in enumerate(zip(self.parts, sweeps, strict=True))
         ]
+        if self.units:
+            losses.append(self.config.units * self.units.neg_log_prior())
         return torch.stack(losses).sum() + self._hyper_priors(log_mixing, log_var)
 
     def _hyper_priors(
@@ -218,7 +233,8 @@ class MixturePrior(nn.Module):
         if hyper.requires_grad:
             pushed.append((hyper, scale))
         torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
-        return scale * (torch.stack(losses).sum().to(scale.dtype) + hyper.detach())
+        loss = scale * (torch.stack(losses).sum().to(scale.dtype) + hyper.detach())
+        return loss + self.units.add_gradients_(self.config.units * scale, weight_grads) if self.units else loss
 
     def param_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""

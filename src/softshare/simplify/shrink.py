@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +15,36 @@ from softshare.network.chains import Link, find_links
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied
 from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.cut import cut
 from softshare.simplify.symmetries import Units
 
 
 @torch.no_grad()
-def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A smaller copy of `model` that computes the same in evaluation mode. `weights` may replace the model's own.
+def shrink(
+    model: nn.Module,
+    weights: QuantizedWeights | Mapping[str, Tensor] | None = None,
+    inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A smaller copy of a network, without the units that do nothing. In evaluation mode it computes the same:
+
+        small = softshare.shrink(model, inputs=(images,))
 
     In chains of Linear and Conv2d, a hidden unit is removed if its outgoing weights are all 0. It is also removed if
     its incoming weights are all 0: its constant output is then added to the next layer's biases. A removed unit may
     leave others without effect, so this repeats until nothing changes. A constant stays if zero padding, or a pooling
     that counts the padding, makes it differ from place to place. Every layer keeps at least one unit. The two functions
     agree up to float rounding.
+
+    With `inputs`, the whole network is looked at: channels behind batch norm, those that a residual stream shares,
+    depthwise convolutions and attention heads go too, if nothing reads them. Its outputs on the inputs are compared.
+
+    Args:
+        model: the network. It does not change.
+        weights: take these in place of the model's own, for example `compressed.state_dict()`.
+        inputs: of one call of the network, as a tuple or as a dict by name.
+
+    Returns:
+        A dense network of the same class, with smaller layers.
     """
     small = copied(model)
     if weights is not None:
@@ -45,6 +65,12 @@ def shrink(model: nn.Module, weights: QuantizedWeights | Mapping[str, Tensor] | 
     _cut_(tensors, links, units)
     for name, layer in layers.items():
         _replace_(layer, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+    if inputs is None:
+        return small
+    by_name = isinstance(inputs, Mapping)
+    small, messages = cut(small, () if by_name else tuple(inputs), dict(inputs) if by_name else {})
+    for message in messages:
+        warnings.warn(message, stacklevel=3)
     return small
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from softshare.config import CompressConfig
+from softshare.network.groups import Group
 from softshare.prior.prior import MixturePrior
 from softshare.target.gentleness import gentler
 from softshare.task import Task
@@ -27,8 +29,8 @@ class Kept(NamedTuple):
 class Runs(Hook):
     """Each run trains `task.model` anew, from the weights that it has now."""
 
-    def __init__(self, task: Task, config: CompressConfig) -> None:
-        self.task, self.config = task, config
+    def __init__(self, task: Task, config: CompressConfig, groups: Sequence[Group] = ()) -> None:
+        self.task, self.config, self.groups = task, config, groups
         self.gentleness = 0.0  # of the present run; then its settings, its prior and the number of its first record
         self.settings, self.prior = config, MixturePrior(task.model, config.prior)
         self.start = 0
@@ -48,7 +50,7 @@ class Runs(Hook):
         """The prior at the start of a run, with the network as it was before."""
         self.task.model.load_state_dict(self._before)
         self.settings = gentler(self.config, gentleness)
-        return MixturePrior(self.task.model, self.settings.prior, relative=self.settings.retrain.scaling == "auto")
+        return prior_of(self.task, self.settings, self.groups)
 
     def kept(self, look: int) -> Kept:
         return Kept(self.gentleness, look, _on_cpu(self.task.model), _on_cpu(self.prior))
@@ -65,6 +67,11 @@ class Runs(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.gentleness, self.start = state["gentleness"], state["start"]
+
+
+def prior_of(task: Task, config: CompressConfig, groups: Sequence[Group]) -> MixturePrior:
+    """The prior of a run, with the network as it is now."""
+    return MixturePrior(task.model, config.prior, relative=config.retrain.scaling == "auto", groups=groups)
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Search(Runs):
         last_alone: bool = False,
         slack: float = 0.0,
     ) -> None:
-        super().__init__(task, config)
+        super().__init__(task, config, first.groups)
         self.first, self.limit, self.judge = first, limit, judge
         self.last_alone, self.slack = last_alone, slack
         self._found: list[Found] = []  # of the runs before

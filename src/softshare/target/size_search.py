@@ -7,11 +7,12 @@ is too large by, trimming takes away.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from softshare.config import CompressConfig
 from softshare.errors import DivergedError
+from softshare.network.groups import Group
 from softshare.prior.prior import MixturePrior
 from softshare.target.gentleness import GENTLEST, HARDEST
 from softshare.target.runs import Kept, Runs
@@ -28,8 +29,15 @@ class SizeSearch(Runs):
     `size` returns the size of the file that the network of a prior would be now.
     """
 
-    def __init__(self, task: Task, config: CompressConfig, max_bytes: int, size: Callable[[MixturePrior], int]) -> None:
-        super().__init__(task, config)
+    def __init__(
+        self,
+        task: Task,
+        config: CompressConfig,
+        groups: Sequence[Group],
+        max_bytes: int,
+        size: Callable[[MixturePrior], int],
+    ) -> None:
+        super().__init__(task, config, groups)
         self.max_bytes, self.size = max_bytes, size
         self._sizes: dict[float, float] = {}  # by gentleness: the logarithm of the size, relative to the limit
         self._found: list[Kept] = []

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from softshare._util.user_code import at, batches
 from softshare.errors import ConfigError
+from softshare.network.groups import Group, find_groups
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.noise import noise_of
@@ -38,6 +39,8 @@ class FirstLook:
     zeros: float | None = None  # the metric of zeros
     loss: float = math.nan  # mean over a few batches
     loss_of_zeros: float = math.nan
+    groups: tuple[Group, ...] = ()  # of units, if the prior needs them
+    alone: tuple[str, ...] = ()  # what has no units, and why
 
     def lost(self, task: Task, value: float) -> float:
         """How much of what the network gains over zeros is lost at this value of the metric, as a share."""
@@ -73,7 +76,8 @@ def look(task: Task, prior: MixturePrior, seed: int) -> FirstLook:
         task.model.eval()
         try:
             some = list(islice(batches(task.train), BATCHES))
-            loss = _mean_loss(task, some)
+            with _first_call(task.model) as call:
+                loss = _mean_loss(task, some)
             with _zeroed(prior.view.tensors):
                 of_zeros, zeros = _mean_loss(task, some), task.judge(task.model)
         except Exception:  # the user's own code: the loss may need training mode, and zeros may give no number
@@ -88,7 +92,8 @@ def look(task: Task, prior: MixturePrior, seed: int) -> FirstLook:
             f"network and {metric.text(zeros)} for one whose weights are all 0, but their losses are {loss:.4g} and "
             f"{of_zeros:.4g}. If the measure is right, name it: Task(metric=Metric(..., higher_is_better={other}))"
         )
-    return dataclasses.replace(first, zeros=zeros, loss=loss, loss_of_zeros=of_zeros)
+    groups, alone = find_groups(task.model, *call) if prior.config.units and call else ((), ())
+    return dataclasses.replace(first, zeros=zeros, loss=loss, loss_of_zeros=of_zeros, groups=groups, alone=alone)
 
 
 def in_nats(task: Task, unit: float) -> Task:
@@ -100,6 +105,22 @@ def in_nats(task: Task, unit: float) -> Task:
         return value / unit if isinstance(value, Tensor) else value  # if it is no tensor, training says so
 
     return dataclasses.replace(task, loss=scaled)
+
+
+@contextmanager
+def _first_call(model: nn.Module) -> Iterator[list[Any]]:
+    """Yields a list that gets the arguments and the named arguments of the first call of the model."""
+    call: list[Any] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not call:
+            call.extend((args, kwargs))
+
+    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield call
+    finally:
+        hook.remove()
 
 
 def _mean_loss(task: Task, batches: Sequence[Any]) -> float:

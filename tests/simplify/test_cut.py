@@ -1,0 +1,125 @@
+"""Networks without the units that nothing reads: residual streams, batch norm, depthwise convolutions, heads."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softshare as ss
+from softshare.network.groups import find_groups
+from softshare.zoo.models import WRN164
+from unit_networks import IMAGES, Attention, Residual, Text, prepared
+
+
+def silenced(model: nn.Module, share: float, *args: Any) -> nn.Module:
+    """A copy in which that share of the units of each group is read by nothing."""
+    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(3)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for group in find_groups(model, args, {})[0]:
+            gone = (torch.rand(group.n_units, generator=generator) < share).nonzero()[:, 0]
+            for s in group.slices:
+                if s.read:
+                    s.of(tensors[s.name], group.n_units).index_fill_(s.dim + 1, gone, 0.0)
+    return model
+
+
+def n_weights(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("make", [Residual, WRN164])
+def test_same_function_in_a_smaller_network(make: type[nn.Module]) -> None:
+    x = IMAGES if make is Residual else torch.randn(2, 3, 32, 32).double()
+    model = silenced(prepared(make()), 0.6, x)
+    small = ss.shrink(model, inputs=(x,))
+    assert n_weights(small) < 0.4 * n_weights(model)
+    torch.testing.assert_close(small.eval()(x), model(x), rtol=1e-9, atol=1e-11)
+    other = torch.cat([x, 2 * x])  # another batch
+    torch.testing.assert_close(small(other), model(other), rtol=1e-9, atol=1e-11)
+    for layer in small.modules():
+        if isinstance(layer, nn.Conv2d):
+            assert layer.weight.shape[:2] == (layer.out_channels, layer.in_channels // layer.groups)
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert len(layer.weight) == len(layer.running_mean) == layer.num_features
+
+
+def test_it_can_be_trained_saved_and_exported() -> None:
+    model = silenced(prepared(Residual()), 0.5, IMAGES)
+    small = ss.shrink(model, inputs=(IMAGES,)).train()
+    small(IMAGES).sum().backward()
+    assert all(p.grad is not None for p in small.parameters())
+    again = ss.shrink(model, inputs=(IMAGES,))
+    again.load_state_dict(small.state_dict())
+    exported = torch.export.export(again.eval(), (IMAGES,))
+    torch.testing.assert_close(exported.module()(IMAGES), again(IMAGES))
+
+
+def test_what_goes_leaves_others_unread() -> None:
+    """The second layer's unit 1 reads unit 0 of the first, but nothing reads it."""
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    model = prepared(model)
+    with torch.no_grad():
+        model[3].get_parameter("weight")[[0, 2, 3], 0] = 0
+        model[6].get_parameter("weight")[:, 1] = 0
+    x = torch.randn(5, 2).double()
+    small = ss.shrink(model, inputs=(x,))
+    assert [tuple(layer.get_parameter("weight").shape) for layer in (small[0], small[3], small[6])] == [
+        (2, 2),
+        (3, 2),
+        (2, 3),
+    ]
+    torch.testing.assert_close(small.eval()(x), model(x))
+
+
+def test_a_group_keeps_one_unit() -> None:
+    model = silenced(prepared(Residual()), 1.1, IMAGES)
+    small = ss.shrink(model, inputs=(IMAGES,))
+    assert small.get_submodule("stem").get_parameter("weight").shape == (1, 2, 3, 3)
+    torch.testing.assert_close(small(IMAGES), model(IMAGES))
+
+
+def test_code_that_has_the_number_of_heads_written_in_it() -> None:
+    """The heads stay, with a warning. Feed-forward units go all the same."""
+    x = torch.arange(12).view(2, 6) % 11
+    model = silenced(prepared(Text()), 0.6, x)
+    with pytest.warns(UserWarning, match="units stay, though nothing reads them"):
+        small = ss.shrink(model, inputs=(x,))
+    assert small.get_submodule("encoder.layers.0.linear1").get_parameter("weight").shape[0] < 10
+    assert small.get_submodule("own.all").get_parameter("weight").shape[0] == 36
+    assert small.get_parameter("head.weight") is small.get_parameter("embedding.weight")
+    torch.testing.assert_close(small.eval()(x), model(x))
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention()
+        self.one, self.two = nn.Linear(8, 9), nn.Linear(9, 2)
+
+    def forward(self, *, values: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.two(torch.relu(self.one(self.inner(values).mean(1))))}
+
+
+def test_inputs_by_name() -> None:
+    model, x = prepared(ByName()), torch.randn(3, 4, 8).double()
+    with torch.no_grad():
+        model.get_parameter("two.weight")[:, 2:] = 0
+    small = ss.shrink(model, inputs={"values": x})
+    assert small.get_parameter("one.weight").shape == (2, 8)
+    torch.testing.assert_close(small.eval()(values=x)["scores"], model(values=x)["scores"])
+
+
+def test_the_mode_stays() -> None:
+    model = silenced(prepared(Residual()), 0.5, IMAGES).train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    small = ss.shrink(model, inputs=(IMAGES,))
+    assert small.training
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
