@@ -234,6 +234,22 @@ def test_export_to_onnx(batch_norm: tuple[Path, str], tmp_path: Path, capsys: py
     assert plain.read_bytes() != new.read_bytes()
 
 
+def test_export_shrunk(batch_norm: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The smaller network computes what the file's does, and its costs stand beside those of the whole."""
+    file, task = batch_norm
+    for name in ("small.safetensors", "small.onnx"):
+        assert run("export", file, "--shrunk", tmp_path / name, "--task", task) == 0
+        said = capsys.readouterr().out
+        assert "multiply-adds for one example" in said
+        assert f"Wrote {tmp_path / name}" in " ".join(said.split())
+    state = safetensors.torch.load_file(tmp_path / "small.safetensors")
+    assert all(t.isfinite().all() for t in state.values())
+    assert run("export", file, "--shrunk", tmp_path / "small.pt", "--task", task) == 2
+    assert "expected a name that ends in .onnx or .safetensors" in " ".join(capsys.readouterr().err.split())
+    assert run("export", file, "--shrunk", tmp_path / "other.onnx") == 2
+    assert "--shrunk: expected --task as well" in " ".join(capsys.readouterr().err.split())
+
+
 def test_export_sparse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, target = tmp_path / "model.sws", tmp_path / "model.pt"
     ss.compress_weights(Transformer().state_dict(), weight_error=0.8).save(file)
@@ -254,7 +270,7 @@ def test_export_refusals(batch_norm: tuple[Path, str], tmp_path: Path, capsys: p
         "    def __iter__(self):\n        raise KeyError('row 3')\n"
     )
     for args, message in [
-        ([], "expected --onnx FILE or --sparse FILE"),
+        ([], "expected --onnx FILE, --shrunk FILE or --sparse FILE"),
         (["--onnx", target], "--onnx: expected --task as well"),
         (["--onnx", file, "--task", task], f"{file} already exists"),
         (["--sparse", tmp_path / "a.pt", "--batch-norm"], "have an effect only with --onnx"),

@@ -62,20 +62,19 @@ def test_it_can_be_trained_saved_and_exported() -> None:
 
 def test_what_goes_leaves_others_unread() -> None:
     """The second layer's unit 1 reads unit 0 of the first, but nothing reads it."""
-    model = nn.Sequential(
-        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)
+    model = prepared(
+        nn.Sequential(
+            *(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()),
+            *(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        )
     )
-    model = prepared(model)
     with torch.no_grad():
-        model[3].get_parameter("weight")[[0, 2, 3], 0] = 0
-        model[6].get_parameter("weight")[:, 1] = 0
+        model.get_parameter("3.weight")[[0, 2, 3], 0] = 0
+        model.get_parameter("6.weight")[:, 1] = 0
     x = torch.randn(5, 2).double()
     small = ss.shrink(model, inputs=(x,))
-    assert [tuple(layer.get_parameter("weight").shape) for layer in (small[0], small[3], small[6])] == [
-        (2, 2),
-        (3, 2),
-        (2, 3),
-    ]
+    shapes = [tuple(small.get_parameter(f"{layer}.weight").shape) for layer in (0, 3, 6)]
+    assert shapes == [(2, 2), (3, 2), (2, 3)]
     torch.testing.assert_close(small.eval()(x), model(x))
 
 

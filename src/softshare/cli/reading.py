@@ -172,43 +172,61 @@ def export(
             help="Write a state dict for torch.load. A matrix becomes a sparse CSR tensor if that is smaller.",
         ),
     ] = None,
+    shrunk: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a smaller dense network without the units that do nothing: as ONNX (.onnx), or its state dict "
+            "(.safetensors). In Python, softshare.shrink gives the network.",
+        ),
+    ] = None,
     task: Annotated[
-        str | None, typer.Option(help="The network for ONNX, as an experiment or FILE.py:make_task.")
+        str | None,
+        typer.Option(help="The network for --onnx and --shrunk, as an experiment or FILE.py:make_task."),
     ] = None,
     batch_norm: BatchNormOption = False,
     data: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Export a file for other programs: as ONNX, or as a state dict with sparse tensors.
+    """Export a file for other programs: as ONNX, as a smaller network, or as a state dict with sparse tensors.
 
     An ONNX file is written only if onnxruntime computes the same outputs as PyTorch on the first batch of the task. The
     input of the network is the batch, or its first item. If the batch is a dict, all its tensors are inputs by name,
     except `labels`: with those, a Hugging Face model would compute its loss.
     """
     from softshare._util.files import require_plain
+    from softshare.cli.shrinking import require_suffix, write_shrunk
     from softshare.export import export_onnx, export_sparse
 
-    targets = [target for target in (onnx, sparse) if target is not None]
+    targets = [target for target in (onnx, sparse, shrunk) if target is not None]
     if not targets:
-        raise ConfigError("expected --onnx FILE or --sparse FILE, got neither")
+        raise ConfigError("expected --onnx FILE, --shrunk FILE or --sparse FILE, got none")
+    if shrunk is not None:
+        require_suffix(shrunk)
     for target in targets:
         if require_plain(target) is not None and not overwrite:
             raise ConfigError(f"{target} already exists. Give --overwrite or another name")
-    if onnx is None and (task or batch_norm or data):
-        raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx. Leave them out")
+    if onnx is None and shrunk is None and (task or batch_norm or data):
+        raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx or --shrunk. Leave them out")
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
         out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", soft_wrap=True)
+    if onnx is None and shrunk is None:
+        return
+    if task is None:
+        option = "--shrunk" if onnx is None else "--onnx"
+        raise ConfigError(f"{option}: expected --task as well, because a file holds no network")
+    loaded = load_task(task, "auto", 0, TaskOptions(data))
+    _load_into_(loaded, file, batch_norm)
+    inputs = _first_inputs(loaded)
     if onnx is not None:
-        if task is None:
-            raise ConfigError("--onnx: expected --task as well, because a file holds no network")
-        loaded = load_task(task, "auto", 0, TaskOptions(data))
-        _load_into_(loaded, file, batch_norm)
-        difference = export_onnx(loaded.model, _first_inputs(loaded), onnx)
+        difference = export_onnx(loaded.model, inputs, onnx)
         out.print(
             f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest.",
             soft_wrap=True,
         )
+    if shrunk is not None:
+        write_shrunk(loaded, inputs, shrunk)
 
 
 def _load_into_(task: Task, file: Path, batch_norm: bool) -> None:

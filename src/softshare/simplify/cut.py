@@ -31,10 +31,9 @@ def cut(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     kept = _kept(model, groups)
     smaller = [(group, keep) for group, keep in zip(groups, kept, strict=True) if len(keep) < group.n_units]
     small = _without(model, smaller)
-    if not smaller or _agree(small, args, kwargs, before):
+    if _agree(small, args, kwargs, before):
         return small, alone
-    stay = 0
-    small = copied(model)
+    stay, small = 0, copied(model)
     for group, keep in smaller:
         smaller_still = _without(small, [(group, keep)])
         if _agree(smaller_still, args, kwargs, before):
@@ -82,11 +81,12 @@ def _without(model: nn.Module, smaller: Sequence[tuple[Group, Tensor]]) -> nn.Mo
             new[s.name] = own.index_select(s.dim + 1, keep.to(own.device)).flatten(s.dim, s.dim + 2)
     changed = {id(tensors[name]): t.contiguous() for name, t in new.items() if t.shape != tensors[name].shape}
     for module in small.modules():
-        for own in (module._parameters, module._buffers):
-            for name, t in own.items():
-                if t is not None and id(t) in changed:
-                    cut_ = changed[id(t)]
-                    own[name] = nn.Parameter(cut_, t.requires_grad) if isinstance(t, nn.Parameter) else cut_
+        for name, parameter in module._parameters.items():
+            if id(parameter) in changed and parameter is not None:
+                module._parameters[name] = nn.Parameter(changed[id(parameter)], parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if id(buffer) in changed:
+                module._buffers[name] = changed[id(buffer)]
         _describe_(module)
     return small
 
@@ -99,7 +99,7 @@ def _describe_(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, _CONVOLUTIONS):
-        if module.groups == module.in_channels:  # depthwise
+        if module.groups == module.in_channels > 1:  # depthwise
             module.groups = len(weight)
         module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
     elif isinstance(module, _TRANSPOSED):
