@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from softshare._util.files import read_bytes, write_atomic
+from softshare._util.rounding import TOLERANCES, coarsest
 from softshare.codec import MAX_BYTES, decode
 from softshare.errors import ConfigError, ModelError, NotAvailableError
 from softshare.quantization.quantized import QuantizedTensor
 
-# How far outputs may differ, relative to the largest value of an output. Float sums in another order differ far less.
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # by position, or by name
 
@@ -61,12 +60,12 @@ def export_onnx(model: nn.Module, inputs: Inputs, path: str | os.PathLike[str]) 
     finally:
         model.train(training)
     wanted = [t.cpu() for t in tree_leaves(expected) if isinstance(t, Tensor)]
-    coarsest = _coarsest([*model.parameters(), *model.buffers(), *in_order, *by_name.values(), *wanted])
-    difference = _difference(_run(data, inputs, coarsest), wanted)
-    if not difference <= TOLERANCES[coarsest]:
+    dtype = coarsest([*model.parameters(), *model.buffers(), *in_order, *by_name.values(), *wanted])
+    difference = _difference(_run(data, inputs, dtype), wanted)
+    if not difference <= TOLERANCES[dtype]:
         raise ModelError(
             f"onnxruntime's outputs differ from PyTorch's by {difference:.2g} of the largest, more than "
-            f"{TOLERANCES[coarsest]:g}, the limit for {_name(coarsest)}; nothing was written. Check whether something "
+            f"{TOLERANCES[dtype]:g}, the limit for {_name(dtype)}; nothing was written. Check whether something "
             "in the network is random"
         )
     write_atomic(path, data)
@@ -97,12 +96,6 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
         raise ModelError("torch.onnx.export returned nothing for this network")
     data: bytes = program.model_proto.SerializeToString()
     return data
-
-
-def _coarsest(tensors: list[Tensor]) -> torch.dtype:
-    """The least precise dtype of floating-point tensors; float32 if there is none of the known ones."""
-    known = [t.dtype for t in tensors if t.dtype in TOLERANCES]
-    return max(known, key=lambda dtype: TOLERANCES[dtype], default=torch.float32)
 
 
 def _name(dtype: torch.dtype) -> str:

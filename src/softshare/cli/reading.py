@@ -252,7 +252,7 @@ def _first_inputs(task: Task) -> Inputs:
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if not isinstance(first, Tensor):
         raise ConfigError(
-            f"--onnx: expected batches that are tensors, dicts, or tuples that begin with a tensor, got "
-            f"{type(first).__name__}. In Python, softshare.export_onnx(model, inputs, path) takes any inputs"
+            f"expected batches that are tensors, dicts, or tuples that begin with a tensor, got "
+            f"{type(first).__name__}. In Python, softshare.export_onnx and softshare.shrink take any inputs"
         )
     return (first,)

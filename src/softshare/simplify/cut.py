@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from softshare._util.float64 import in_float64
+from softshare._util.rounding import TOLERANCES, coarsest
 from softshare.network.groups import Group, find_groups
 from softshare.network.wrapped import copied
 
-ROUNDING = 1e-4  # of the largest output: sums over fewer zeros differ by far less
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -127,5 +128,6 @@ def _agree(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], bef
         return False
     if [t.shape for t in after] != [t.shape for t in before]:
         return False
-    pairs = [(a.double(), b.double()) for a, b in zip(after, before, strict=True) if b.numel()]
-    return all(bool((a - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
+    allowed = TOLERANCES[coarsest([*_tensors(model).values(), *before])]
+    pairs = [(in_float64(a), in_float64(b)) for a, b in zip(after, before, strict=True) if b.numel()]
+    return all(bool((a - b).abs().max() <= allowed * b.abs().max()) for a, b in pairs)

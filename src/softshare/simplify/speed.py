@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from softshare.network.wrapped import copied
 
-MEASURED_SECONDS, MOST_RUNS = 0.5, 500  # of each network on each batch
+MEASURED_SECONDS, MOST_RUNS = 0.5, 500  # for each network and batch
 Inputs = tuple[Any, ...] | Mapping[str, Any]  # of one call, by position or by name
 
 
