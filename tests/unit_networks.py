@@ -61,11 +61,16 @@ class Text(nn.Module):
 
 
 def prepared(model: nn.Module) -> nn.Module:
+    """The network with seeded values that let activations through."""
     torch.manual_seed(0)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter)
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
+        elif name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            nn.init.normal_(buffer, std=0.1)
+        elif name.endswith("running_var"):
             nn.init.uniform_(buffer, 0.5, 1.5)
     return model.double().eval()

@@ -29,6 +29,10 @@ class Shuffled(nn.Module):
         return self.other(x.view(batch, 2, 3, *places).transpose(1, 2).reshape(batch, 6, *places))  # type: ignore[no-any-return]
 
 
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
 def groups(model: nn.Module, *args: Any) -> tuple[Group, ...]:
     return find_groups(model, args, {})[0]
 
@@ -64,9 +68,9 @@ def narrowed(model: nn.Module, group: Group, n_units: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "x", "expected"),
     [
-        (LeNet300100(), torch.randn(2, 784).double(), [300, 100]),
-        (LeNet5Caffe(), torch.randn(2, 1, 28, 28).double(), [20, 50, 500]),
-        (WRN164(), torch.randn(2, 3, 32, 32).double(), [16, 64, 64, 64, 128, 128, 128, 256, 256, 256]),
+        (LeNet300100(), randn(2, 784), [300, 100]),
+        (LeNet5Caffe(), randn(2, 1, 28, 28), [20, 50, 500]),
+        (WRN164(), randn(2, 3, 32, 32), [16, 64, 64, 64, 128, 128, 128, 256, 256, 256]),
         (Residual(), IMAGES, [6, 9, 9]),
     ],
 )
@@ -156,6 +160,24 @@ class Branching(nn.Module):
 def test_what_averages_over_units_holds_them(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(2, 6, 1), norm, nn.Conv2d(6, 2, 1))
     assert find_groups(prepared(model), (IMAGES,), {}) == ((), ())
+
+
+class Places(nn.Module):
+    """One layer reads the units of another one by one, and an operation mixes them as places."""
+
+    def __init__(self, mix: nn.Module) -> None:
+        super().__init__()
+        self.one, self.mix, self.other = nn.Linear(5, 6), mix, nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return self.other(x).sum() + self.mix(x).sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mix", [nn.Conv1d(2, 2, 3), nn.MaxPool1d(2), nn.MaxPool2d(2), nn.ZeroPad1d(1)])
+def test_units_that_are_places_are_held(mix: nn.Module) -> None:
+    x = torch.randn(3, 2, 5).double()
+    assert find_groups(prepared(Places(mix)), (x,), {}) == ((), ())
 
 
 def test_what_is_not_known_is_left_alone_with_a_message() -> None:

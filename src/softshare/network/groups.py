@@ -240,7 +240,7 @@ def _convolution(call: Call) -> Value | None:
         return None
     if bias:
         join(w[0], bias[0])
-    return [x[0], w[0], *_places(call, 2)]
+    return [x[0], w[0], *_places(call, x[2:])]
 
 
 def _transposed_convolution(call: Call) -> Value | None:
@@ -251,25 +251,29 @@ def _transposed_convolution(call: Call) -> Value | None:
     call.read("weight", 0)
     if bias:
         join(w[1], bias[0])
-    return [x[0], w[1], *_places(call, 2)]
+    return [x[0], w[1], *_places(call, x[2:])]
 
 
 def _pool(call: Call) -> Value | None:
-    """Each channel by itself, over places that move."""
+    """Each channel by itself, over places that move: the last dimensions, as many as the operation's name says."""
     x = call.dims(next(iter(call.given)))
-    if not isinstance(call.node.meta["val"], Tensor) or len(x) < 3:
+    if not isinstance(call.node.meta["val"], Tensor):
         return None
-    return [*x[:2], *_places(call, 2)]
+    channels = len(x) - int(_called(call.node)[-2])
+    return [*x[:channels], *_places(call, x[channels:])]
 
 
 def _pad(call: Call) -> Value | None:
     x, padding = call.dims("self"), call.given["pad"]
     kept = len(x) - len(padding) // 2
-    return [*x[:kept], *_places(call, kept)]
+    return [*x[:kept], *_places(call, x[kept:])]
 
 
-def _places(call: Call, first: int) -> list[Dimension]:
-    return [dimension(n, "it counts places") for n in call.shape[first:]]
+def _places(call: Call, before: Sequence[Dimension]) -> list[Dimension]:
+    """The last dimensions of the result, one for each of these, whose places are mixed."""
+    for dim in before:
+        fix(dim, "it counts places")
+    return [dimension(n, "it counts places") for n in call.shape[len(call.shape) - len(before) :]]
 
 
 def _batch_norm(call: Call) -> Value:
