@@ -99,7 +99,7 @@ def test_the_help_groups_options_by_stage_in_the_order_of_the_route(compress_hel
 def test_numbers_choices_and_switches_come_through() -> None:
     args = (
         "--mixtures global --components 4 --init quantile --width none --init-std 0.25 "
-        "--zero-mixing 0.5 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
+        "--zero-mixing 0.5 --units 2 --lr-means 0 --lr-log-vars 1e-3 --lr-mixing 1 --backend torch "
         "--method table --sample-one-in 3 "
         "--steps 900 --epochs 7 --tau 0 --scaling paper --tau-warmup 0.0 --lr-weights 1e-9 "
         "--optimizer sgd --weight-decay 0.5 --schedule constant --hard-from 0.25 --zeroing 0 --distill 1 "
@@ -114,6 +114,7 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "width": None,
         "init_std": 0.25,
         "zero_mixing": 0.5,
+        "units": 2.0,
         "lr_means": 0.0,
         "lr_log_vars": 1e-3,
         "lr_mixing": 1.0,
