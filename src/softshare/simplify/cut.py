@@ -32,7 +32,7 @@ def cut(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     kept = _kept(model, groups)
     smaller = [(group, keep) for group, keep in zip(groups, kept, strict=True) if len(keep) < group.n_units]
     small = _without(model, smaller)
-    if _agree(small, args, kwargs, before):
+    if not smaller or _agree(small, args, kwargs, before):
         return small, alone
     stay, small = 0, copied(model)
     for group, keep in smaller:
