@@ -51,14 +51,21 @@ def sizes(*shape: int) -> bytes:
     return bytes([len(shape)]) + b"".join(varint(size) for size in shape)
 
 
-def shared(dtype: int = F32, codebook: int = 0) -> bytes:
-    """4.2, a shared tensor."""
-    return bytes([dtype << 1]) + varint(codebook)
+def shared(
+    dtype: int = F32,
+    codebook: int = 0,
+    rows: bool = False,
+    columns: bool = False,
+    static: bool = False,
+    bands: bool = False,
+) -> bytes:
+    """4.2, a shared tensor. Scales of rows or columns, a static code and bands need version 2."""
+    return bytes([dtype << 1 | bands << 4 | rows << 5 | columns << 6 | static << 7]) + varint(codebook)
 
 
-def rest(dtype: int, stored: int | None = None, planes: bool = False) -> bytes:
+def rest(dtype: int, stored: int | None = None, planes: bool = False, static: bool = False) -> bytes:
     """4.2, a tensor of the rest."""
-    first = dtype << 3 | (stored is not None) << 2 | planes << 1 | 1
+    first = static << 7 | dtype << 3 | (stored is not None) << 2 | planes << 1 | 1
     return bytes([first]) + (b"" if stored is None else bytes([stored]))
 
 
@@ -83,9 +90,10 @@ def sws(
     sections: bytes = b"",
     tied: Sequence[bytes] | None = (),  # None: a file without names
     codec: int = HAN,
+    version: int = 1,
 ) -> bytes:
     """A whole file."""
-    body = head(codec | (0 if tied is None else NAMES)) + listed(books) + listed(entries)
+    body = head(codec | (0 if tied is None else NAMES), version) + listed(books) + listed(entries)
     return seal(body + (b"" if tied is None else listed(tied)) + sections)
 
 
@@ -94,6 +102,22 @@ def bits(digits: str) -> bytes:
     digits = digits.replace(" ", "")
     n = -(-len(digits) // 8)
     return int(digits.ljust(8 * n, "0") or "0", 2).to_bytes(n, "big")
+
+
+def static(
+    frequencies: Sequence[int],
+    states: Sequence[int],
+    words: Sequence[int] = (),
+    chunk_bits: int = 6,
+    form: int = 0,
+    n_words: int | None = None,
+) -> bytes:
+    """13.1: a static code of one table and one chunk, without zeros in the table but for those given as pairs."""
+    lanes = len(states).bit_length() - 1
+    table = b"".join(map(varint, frequencies))
+    count = len(words) if n_words is None else n_words
+    code = struct.pack(f"<H{len(states)}I{len(words)}H", count, *states, *words)
+    return bytes([lanes, chunk_bits, form]) + table + code
 
 
 # Rows 0 2 2 and 0 2 0 over a codebook of 3 values. Three entries: w = 2, ends of the rows 2 and 3. Gaps 1 0 1: last

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 
 import fuzz
+import gguf_files
 from softshare import codec
 from softshare.config import EncodeConfig
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
@@ -28,6 +29,8 @@ NAMES = (
     "[bold]x[/bold]", "[/nothing]", "[link=http://x]y[/link]", ":smile:", "$\\frac{$", "$x$", "$$", "\\$", "a$b$c_{",
     "../../escape", "/etc/passwd", "n" * 5000, "",
 )  # fmt: skip
+# Those that a file of ours may hold.
+TENSOR_NAMES = [n for n in NAMES if n and not re.search("[\0-\x1f\x7f-\x9f\ud800]", n) and len(n) < 4000]
 NUMBERS = (
     0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 10**400, 0.0, -0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"),
     -float("inf"),
@@ -183,10 +186,45 @@ def film_bomb(files: Files, rng: np.random.Generator) -> Files:
 def model_names(files: Files, rng: np.random.Generator) -> Files:
     """A valid file whose names are as bad as the format allows."""
     found = dict.fromkeys(str(pick(NAMES, rng)) for _ in range(5))
-    names = [name for name in found if name and not re.search("[\0-\x1f\x7f-\x9f\ud800]", name) and len(name) < 4000]
-    book = torch.tensor([0.0, 0.5])
-    shared = [QuantizedTensor(name, (3, 3), torch.float32, torch.ones(9, dtype=torch.uint8), book) for name in names]
-    return {"model.sws": codec.encode(QuantizedWeights(tuple(shared), {}, {}))}
+    return {"model.sws": _model({name: (3, 3) for name in found if name in TENSOR_NAMES})}
+
+
+def _model(shapes: dict[str, tuple[int, int]]) -> bytes:
+    book, one = torch.tensor([0.0, 0.5]), torch.ones((), dtype=torch.uint8)
+    shared = [QuantizedTensor(name, s, torch.float32, one.expand(s).flatten(), book) for name, s in shapes.items()]
+    return codec.encode(QuantizedWeights(tuple(shared), {}, {}))
+
+
+def draw_names(files: Files, rng: np.random.Generator) -> Files:
+    """A run with a page to draw on, and names of tensors, images and data that are as bad as each file allows."""
+    first, second = (str(name) for name in rng.choice(TENSOR_NAMES, 2, replace=False))
+    label, text = (str(pick(NAMES, rng)) for _ in range(2))
+    classifier: Any = {
+        "shape": [1, 8, 8],
+        "low": 0.0,
+        "high": 1.0,
+        "classes": 3,
+        "layers": [{"kind": "flatten"}, {"kind": "linear", "weight": first}, {"kind": "linear", "weight": text}],
+        "names": [first, second],
+        "shapes": ["5x64", "3x5"],
+        "tied": {text: second},
+        "examples": {label: text},
+    }
+    if rng.random() < 0.3:
+        classifier = _change(classifier, rng)
+    with np.load(io.BytesIO(files["frames.npz"])) as film:
+        arrays = dict(film)
+    about = {**json.loads(str(arrays["about"])), "classifier": classifier}
+    arrays["about"] = np.array(_dumped(about, rng).decode(errors="replace"))
+    values = json.loads(files["result.json"])
+    values |= {key: str(pick(NAMES, rng)) for key in ("experiment", "dataset") if rng.random() < 0.8}
+    if rng.random() < 0.5:
+        values["metric"] = {"name": str(pick(NAMES, rng)), "unit": str(pick(NAMES, rng)), "higher_is_better": False}
+    return {
+        "model.sws": _model({first: (5, 64), second: (3, 5)}),
+        "frames.npz": _npz(arrays),
+        "result.json": _dumped(values, rng),
+    }
 
 
 def safetensors_header(files: Files, rng: np.random.Generator) -> Files:
@@ -213,7 +251,7 @@ def pickled(files: Files, rng: np.random.Generator) -> Files:
 
 
 def gguf(files: Files, rng: np.random.Generator) -> Files:
-    """A GGUF file, whole or mutated, which softshare does not read: one float32 tensor `w` of 3 x 3, aligned to 32."""
+    """A GGUF file, whole or mutated: one float32 tensor `w` of 3 x 3, aligned to 32."""
     counts, shape = np.array([1, 0], np.uint64), np.array([3, 3], np.uint64)  # tensors and keys
     name = b"w" if rng.random() < 0.5 else str(pick(NAMES, rng)).encode(errors="replace")
     kind, offset = np.zeros(1, np.uint32), np.zeros(1, np.uint64)  # float32, at the start of the data
@@ -222,6 +260,55 @@ def gguf(files: Files, rng: np.random.Generator) -> Files:
     head += offset.tobytes()
     data = head + bytes(-len(head) % 32) + rng.standard_normal(9).astype(np.float32).tobytes()
     return {"pretrained.safetensors": data if rng.random() < 0.3 else fuzz.mutate(data, fuzz.seeds()[:2], False, rng)}
+
+
+def gguf_blocks(files: Files, rng: np.random.Generator) -> Files:
+    """A GGUF file with tensors of several types, mutated. A scale may be NaN or infinite."""
+    blocks = rng.integers(0, 256, (3, 144), np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        path = gguf_files.write(Path(folder, "m"), {"w": torch.randn(3, 3)}, {"q": (12, 3, blocks)})
+        data = path.read_bytes()
+    return {"pretrained.safetensors": fuzz.mutate(data, fuzz.seeds()[:2], bool(rng.random() < 0.5), rng)}
+
+
+def onnx_model(files: Files, rng: np.random.Generator) -> Files:
+    """A file of ONNX, whole or mutated, whose tensors may have odd names, and values in another file."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    name = str(pick(NAMES, rng)).encode(errors="replace").decode()
+    tensors = [numpy_helper.from_array(rng.standard_normal((3, 3)).astype(np.float32), name)]
+    tensors.append(helper.make_tensor("ids", TensorProto.INT64, [2, 2], [1, -1, 1 << 40, 0]))
+    if rng.random() < 0.3:
+        tensors[0].ClearField("raw_data")
+        tensors[0].data_location = TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", str(pick(NUMBERS, rng)))):
+            tensors[0].external_data.add(key=key, value=value)
+    data = helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString()
+    return {"pretrained.safetensors": data if rng.random() < 0.3 else fuzz.mutate(data, fuzz.seeds()[:2], False, rng)}
+
+
+def index_of_shards(files: Files, rng: np.random.Generator) -> Files:
+    """The index of a checkpoint in one shard, with values that no program writes."""
+    where: Any = {"weight_map": {"w": "pretrained.safetensors"}}
+    return {"shards/model.safetensors.index.json": _dumped(_change(where, rng), rng)}
+
+
+def settings_file(files: Files, rng: np.random.Generator) -> Files:
+    """A TOML file of settings with values and keys that no program writes."""
+    lines = files["settings.toml"].decode().splitlines()
+    for _ in range(rng.integers(1, 4)):
+        at = int(rng.integers(0, len(lines)))
+        key, _, value = lines[at].lstrip("# ").partition("=")
+        match rng.integers(0, 5):
+            case 0:
+                lines[at] = f"{json.dumps(str(pick(NAMES, rng)))} = {value or 1}"
+            case 1:
+                lines[at] = "[" * int(pick((1, 3, 5000), rng))
+            case _:
+                lines[at] = (
+                    f"{key or 'x'} = {_text(nasty(rng)) if rng.random() < 0.5 else json.dumps(_text(nasty(rng)))}"
+                )
+    return {"settings.toml": "\n".join(lines).encode(errors="replace")}
 
 
 class _Loud:
@@ -281,10 +368,16 @@ FORGERIES: dict[str, tuple[Forge, tuple[str, ...]]] = {  # and the commands that
     "film bomb": (film_bomb, ("figures",)),
     "model bytes": (bytes_of("model.sws"), ("inspect", "decompress", "export", "verify", "figures")),
     "model names": (model_names, ("inspect", "decompress", "export", "verify", "figures")),
-    "safetensors header": (safetensors_header, ("quantize", "weights", "figures")),
-    "safetensors bytes": (bytes_of("pretrained.safetensors"), ("quantize", "weights", "figures")),
-    "pickle": (pickled, ("quantize", "weights")),
-    "gguf": (gguf, ("quantize", "weights")),
+    "draw names": (draw_names, ("draw", "figures")),
+    "settings file": (settings_file, ("settings file",)),
+    "settings bytes": (bytes_of("settings.toml"), ("settings file",)),
+    "safetensors header": (safetensors_header, ("quantize", "page", "lossless", "delta", "weights", "figures")),
+    "safetensors bytes": (bytes_of("pretrained.safetensors"), ("quantize", "sum", "weights", "figures")),
+    "pickle": (pickled, ("quantize", "delta", "weights")),
+    "gguf": (gguf, ("quantize", "page", "sum", "weights")),
+    "gguf blocks": (gguf_blocks, ("quantize", "lossless", "delta", "weights")),
+    "onnx": (onnx_model, ("quantize", "page", "lossless", "sum", "weights")),
+    "index": (index_of_shards, ("quantize shards",)),
     "summary cells": (summary_cells, ("study",)),
     "summary bytes": (bytes_of("summary.csv"), ("study",)),
     "study result": (study_result, ("study",)),

@@ -29,6 +29,7 @@ from by_hand import (
     seal,
     shared,
     sizes,
+    static,
     sws,
     varint,
 )
@@ -39,6 +40,10 @@ BOOK = book(-0.25, 0.5)
 PREFIX, CHECKSUM, HEADER, FIRST, TIED, SECTION = (
     "prefix", "checksum", "header", "header, tensor 0", "header, tied names", "tensor 'a'",
 )  # fmt: skip
+
+
+HALF = (2048, 2048)  # frequencies
+ONE = static(HALF, (131072 + 2048,))  # a good code of one symbol, 1
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,29 @@ def one(
     values: bytes = BOOK,
     codec: int = 0,
     n_bytes: int | None = None,
+    version: int = 1,
 ) -> bytes:
     """A file with one tensor, `a`."""
     length = len(section) if n_bytes is None else n_bytes
-    return sws([values], [entry(length, kind, named, shape)], section, codec=codec)
+    return sws([values], [entry(length, kind, named, shape)], section, codec=codec, version=version)
+
+
+def dense(code: bytes, n: int = 1, kind: bytes | None = None, n_nonzero: int = 1) -> bytes:
+    """Version 2: a vector of n weights, over a codebook of two values, with this static code."""
+    return one(varint(n_nonzero) + code, sizes(n), kind or shared(static=True), values=book(0.5), version=2)
+
+
+GOOD = "9d9a0619a920c37b74"  # the code of a good compact file: 2 x 3 weights, 3 of them not zero
+
+
+def compact(code: str, flags: int = 11, version: int = 2) -> bytes:
+    """Version 2: a compact file with this code in hexadecimal. Coding is not done by hand: format.md 15 says how."""
+    return seal(head(flags, version) + bytes.fromhex(code))
+
+
+def banded(*octets: int) -> bytes:
+    """Version 2: 4 x 5 weights in bands, three of them not zero."""
+    return one(bytes([3, *octets]), sizes(4, 5), shared(bands=True), codec=ADAPTIVE, version=2)
 
 
 def many(*entries: bytes, sections: bytes = b"", tied: tuple[bytes, ...] = ()) -> bytes:
@@ -74,12 +98,19 @@ def han(digits: str, n_nonzero: int = 1) -> bytes:
     return one(varint(n_nonzero) + bits(digits))
 
 
+WIDE, TALL = sizes(0, 1 << 37), sizes(1 << 37, 0)
+EMPTY = many(
+    plain("a", WIDE), plain("b", TALL), plain("c", sizes(3, 0, 1 << 35)),
+    entry(0, rest(F32), name("d"), WIDE), entry(0, rest(F32), name("e"), TALL),
+    entry(0, rest(I64), name("f"), sizes(0)),
+)  # fmt: skip
 ONE_GAP = "00000 001 1 0"  # gaps: symbol 0 alone, once
 ATTACKS: dict[str, Attack] = {
     # Prefix, flags, checksum
     "magic": Attack(seal(head(magic=b"\x89sws") + b"\0\0\0"), "another magic", PREFIX),
     "version-0": Attack(seal(head(version=0) + b"\0\0\0"), "a version that was never released", PREFIX),
-    "version-2": Attack(seal(head(version=2) + b"\0\0\0"), "a future version", PREFIX),
+    "version-2": Attack(seal(head(version=2) + b"\0\0\0"), "version 2 of no tensor", HEADER),
+    "version-3": Attack(seal(head(version=3) + b"\0\0\0"), "a future version", PREFIX),
     "empty": Attack(b"", "no byte at all", PREFIX),
     "flags": Attack(seal(head(4 | 2) + b"\0\0\0"), "an unknown flag", HEADER),
     "checksum": Attack(one(HAN_2X3)[:-4] + b"\0\0\0\0", "a checksum that does not fit", CHECKSUM),
@@ -120,6 +151,14 @@ ATTACKS: dict[str, Attack] = {
     "shape-wraps": Attack(one(shape=sizes(4, (1 << 62) + 1)), "2^64 + 4 weights: 4 in 64 bits", FIRST),
     "shape-beyond": Attack(one(shape=sizes((1 << 40) + 1)), "one weight more than the limit", FIRST),
     "shape-zero-beside-huge": Attack(one(shape=sizes(0, (1 << 63) - 1)), "no weight, beside a size of 2^63 - 1", FIRST),
+    "shape-empty": Attack(EMPTY, "sizes of 2^37 beside a 0: no weight, no memory, no time", None),
+    "shape-empty-scaled": Attack(
+        one(shape=sizes(1 << 37, 0), kind=shared(rows=True), version=2), "scales of 2^37 rows without a weight", None
+    ),
+    "shape-empty-nonzero": Attack(
+        one(varint(1), sizes(1 << 37, 0), shared(rows=True), version=2), "a weight in 2^37 rows of nothing", SECTION
+    ),
+    "scales-of-a-vector": Attack(one(shape=sizes(6), kind=shared(rows=True), version=2), "scales of a vector", SECTION),
     "shape-dimensions": Attack(one(shape=sizes(*[1] * 65)), "65 dimensions", FIRST),
     "shape-vector-of-nothing": Attack(one(shape=VECTOR), "a vector like a tensor that does not exist", FIRST),
     "shape-sum": Attack(
@@ -251,6 +290,69 @@ ATTACKS: dict[str, Attack] = {
         one(b"\x02\x55\x55", sizes(1 << 18), kind=rest(F32, planes=True)),
         "262,144 numbers in 3 bytes, within the limit", SECTION,
     ),
+    "static-flag-in-version-1": Attack(one(kind=shared(static=True)), "a static code in a file of version 1", FIRST),
+    "static-version-2-for-nothing": Attack(one(HAN_2X3, version=2), "version 2 without its features", HEADER),
+    "static-and-bands": Attack(
+        one(kind=shared(static=True, bands=True), codec=ADAPTIVE, version=2), "a static code in bands", FIRST
+    ),
+    "static-not-planes": Attack(
+        one(bytes(4), sizes(1), rest(F32, static=True), version=2), "a static code of no byte planes", FIRST
+    ),
+    "static-lanes": Attack(dense(b"\6" + ONE[1:]), "64 lanes", SECTION),
+    "static-chunk-small": Attack(dense(b"\0\5" + ONE[2:]), "chunks of 2^5 symbols", SECTION),
+    "static-chunk-large": Attack(dense(b"\0\x11" + ONE[2:]), "chunks of 2^17 symbols", SECTION),
+    "static-axis": Attack(dense(ONE[:2] + b"\x18" + ONE[3:]), "axis 3", SECTION),
+    "static-axis-of-one-table": Attack(dense(ONE[:2] + b"\x08" + ONE[3:]), "an axis for one table", SECTION),
+    "static-sum-under": Attack(dense(static((2048, 2047), (1 << 17,))), "frequencies of sum 4095", SECTION),
+    "static-sum-over": Attack(dense(static((2048, 2049), (1 << 17,))), "frequencies of sum 4097", SECTION),
+    "static-frequency-huge": Attack(dense(static((1 << 62, 1), (1 << 17,))), "a frequency of 2^62", SECTION),
+    "static-zeros-huge": Attack(dense(static((0, 1 << 62), (1 << 17,))), "2^62 zeros in a table of two", SECTION),
+    "static-state-low": Attack(dense(static(HALF, (65535,))), "a state below 2^16", SECTION),
+    "static-word-missing": Attack(dense(static(HALF, (65536,))), "a word that is not there", SECTION),
+    "static-word-left": Attack(dense(static(HALF, (131072 + 2048,), (7,))), "a word that is not used", SECTION),
+    "static-words-beyond": Attack(
+        dense(static(HALF, (131072 + 2048,), n_words=65535)), "65,535 words in no byte", SECTION
+    ),
+    "static-state-last": Attack(dense(static(HALF, (131072 + 2049,))), "a last state that is not 2^16", SECTION),
+    "static-trailing": Attack(dense(ONE + b"\0"), "a byte after the last chunk", SECTION),
+    "static-nonzero": Attack(dense(static(HALF, (131072,)), n_nonzero=1), "no non-zero where one is stated", SECTION),
+    "static-many-values": Attack(
+        one(varint(1) + ONE, sizes(1), shared(static=True), values=book(*range(1, 257)), version=2),
+        "a codebook of 257 values", SECTION,
+    ),
+    "bands-none": Attack(banded(0, 3, 1, 9), "one band", SECTION),
+    "bands-of-few-rows": Attack(banded(3, *[0] * 16), "8 bands of 4 rows", SECTION),
+    "bands-more": Attack(banded(1, 11, 1, 0, 0, 9), "11 non-zeros in a band of 10", SECTION),
+    "bands-sum": Attack(banded(1, 1, 1, 1, 0, 9), "bands of 2 non-zeros, where 3 are stated", SECTION),
+    "bands-code-of-nothing": Attack(banded(1, 3, 1, 0, 1, 9, 9), "a code for a band of zeros", SECTION),
+    "bands-beyond": Attack(banded(1, 3, 127, 0, 0, 9), "a code that ends after its section", SECTION),
+    "bands-han": Attack(one(b"", kind=shared(bands=True), version=2), "bands with codec han", HEADER),
+    "bomb-static": Attack(
+        dense(static((4096, 0, 0), (1 << 16,), chunk_bits=16), n=1 << 39), "2 TiB by a static code", HEADER
+    ),
+    "bomb-static-index": Attack(
+        dense(static((4096, 0, 0), (1 << 16,)), n=1 << 18), "an index of 4,096 chunks in no byte", SECTION
+    ),
+    "compact-in-version-1": Attack(compact(GOOD, version=1), "a compact file in version 1", HEADER),
+    "compact-without-names": Attack(compact(GOOD, 9), "a compact file without names", HEADER),
+    "compact-han": Attack(compact(GOOD, 10), "a compact file with codec han", HEADER),
+    "compact-base": Attack(compact("00" * 32 + GOOD, 15), "a compact file with a base", HEADER),
+    "compact-empty": Attack(compact(""), "a compact file without a code", HEADER),
+    "compact-zeros": Attack(compact("00" * 50), "a number that never ends", HEADER),
+    "compact-ones": Attack(compact("ff" * 50), "an outline of noise", HEADER),
+    "compact-name": Attack(compact("9d9a0619a5fcf73a6c45"), "a line break in a name", HEADER),
+    "compact-twice": Attack(compact("9d9a0618d35ea7bc511c40"), "a name twice", HEADER),
+    "compact-no-codebook": Attack(compact("d210fd0298"), "a codebook that is not there", HEADER),
+    "compact-infinite": Attack(compact("a2496dcaf93b4c33"), "an infinite value of a codebook", HEADER),
+    "compact-dimensions": Attack(compact("9d9a0619a9163871e277cab38840"), "2^41 values in 41 dimensions", HEADER),
+    "compact-values": Attack(compact("9d9a0618d3568506f86dd630c975cd"), "2^20 + 1 values", HEADER),
+    "compact-nonzero": Attack(compact("9d9a0619a920c36bdc40"), "7 of 6 weights that are not zero", SECTION),
+    "compact-no-value": Attack(compact("a3f7acb3a740"), "a weight other than zero without a value", SECTION),
+    "compact-period": Attack(compact("9d9a0619a920c374fbc8"), "a period of 1", SECTION),
+    "compact-cut": Attack(compact(GOOD[:-4]), "a code that ends too early", SECTION),
+    "compact-long": Attack(compact(GOOD + "01"), "a byte after the code", SECTION),
+    "compact-zero-byte": Attack(compact(GOOD + "00"), "a code that ends in a zero byte", SECTION),
+    "bomb-compact": Attack(compact("9d9a0619a9191526f5a3af"), "4 MiB of zeros in 11 bytes", HEADER),
     "bomb-dtype": Attack(one(shape=sizes(1 << 18), kind=shared(3)), "2 MiB as float64, 1 as float32", HEADER),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from by_hand import ADAPTIVE, U8, book, entry, name, rest, sizes, sws, varint
+from by_hand import ADAPTIVE, U8, book, entry, name, rest, shared, sizes, sws, varint
 from softshare import codec
 from softshare.cli import main
 from softshare.codec import budget
@@ -114,3 +115,48 @@ def test_real_files_are_far_below(name_of_codec: str) -> None:
     config = EncodeConfig(codec="han") if name_of_codec == "han" else EncodeConfig()
     data = codec.encode(QuantizedWeights((tensor,), {"b": torch.randn(500, generator=rng)}, {}), config)
     assert codec.decode(data, max_bytes=4 * 300_500).n_shared == 300_000
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_rows_count_with_the_bands_that_hold_them(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A band is decoded whole. Two bands of a few bytes took 2 GB for one row, within a limit of 1 MiB."""
+    n_bands = 1 << bits
+    counts = b"".join(varint(1) + varint(9) for _ in range(n_bands))
+    section = varint(n_bands) + bytes([bits]) + counts + bytes(9 * n_bands)
+    kind = shared(bands=True)
+    entries = [entry(len(section), kind, name("w"), sizes(1 << 20, 1 << 12))]
+    data = sws([book(0.5)], entries, section, codec=ADAPTIVE, version=2)
+    monkeypatch.setattr("softshare.codec.adaptive.bands.decode_bands", None)
+    band = (1 << 34) >> bits  # bytes
+    for limit in (MEBIBYTE, band - 1):
+        with pytest.raises(FormatError, match=f"decoded tensors, got {band:,}, each"):
+            codec.load(io.BytesIO(data), ["w"], rows=range(3, 5), max_bytes=limit)
+    with pytest.raises(FormatError, match=f"decoded tensors, got {2 * band:,}, each"):
+        codec.load(io.BytesIO(data), ["w"], rows=range(band // (1 << 14) - 1, band // (1 << 14) + 1), max_bytes=band)
+    if bits == 1:
+        with pytest.raises(FormatError, match="steps of decoding"):
+            codec.load(io.BytesIO(data), ["w"], rows=range(3, 5), max_bytes=band)
+
+
+def test_a_part_counts_with_the_scales_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All scales are decoded, however few rows are wanted, and a few bytes can stand for many."""
+    n = 1 << 31
+    section = varint(1) + varint(9) + bytes(9)
+    entries = [entry(len(section), shared(rows=True, static=True), name("w"), sizes(n, 2))]
+    data = sws([book(0.5)], entries, section, codec=ADAPTIVE, version=2)
+    monkeypatch.setattr("softshare.codec.planes.decode_planes", None)
+    with pytest.raises(FormatError, match=f"decoded tensors, got {n + 8:,}, each"):
+        codec.load(io.BytesIO(data), ["w"], rows=range(1), max_bytes=MEBIBYTE)
+    with pytest.raises(FormatError, match="steps of decoding"):
+        codec.load(io.BytesIO(data), ["w"], rows=range(1))
+
+
+def test_many_names_cost_a_bounded_time(tmp_path: Path) -> None:
+    """Each of 32,767 tensors looked for its own among as many tied names, for fifteen seconds."""
+    n, first = (1 << 15) - 1, entry(0, None, name("w"), sizes(2))
+    entries = [first, *(entry(0, None, name(f"{k:x}"), sizes(2)) for k in range(n))]
+    data = sws([book(0.5)], entries, tied=[name(f"A{k:x}") + varint(0) for k in range(n)])
+    (tmp_path / "m.sws").write_bytes(data)
+    start = time.process_time()
+    assert len(codec.kinds(tmp_path / "m.sws")) == 2 * n + 1
+    assert time.process_time() - start < 2 * SECONDS

@@ -21,7 +21,7 @@ from by_hand import F32, HAN_2X3, book, entry, head, listed, name, rest, seal, s
 from samples import CODEBOOK, Net, net_weights
 from samples import shared as random_shared
 from softshare import codec
-from softshare.codec import container, han
+from softshare.codec import han, parallel, sections
 from softshare.codec import shared_section as shared_module
 from softshare.config import EncodeConfig
 from softshare.config.settings import Codec
@@ -217,6 +217,11 @@ def test_load_into_a_model(codec_name: Codec, tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()[text], tensor)
 
 
+def test_load_into_takes_the_network_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a torch\.nn\.Module, then a file, got PosixPath first"):
+        codec.load_into_(tmp_path / "m.sws", Net())  # type: ignore[arg-type]
+
+
 def test_load_into_a_model_that_ties_nothing(tmp_path: Path) -> None:
     """Every name gets its tensor."""
     weights = net_weights()
@@ -247,7 +252,7 @@ def test_load_into_lists_every_mismatch_and_changes_nothing(tmp_path: Path, monk
     codec.save(QuantizedWeights(tensors, kept, weights.tied), path, HAN)
     model = Net()
     before = {text: t.clone() for text, t in model.state_dict().items()}
-    monkeypatch.setattr(container, "_decode", failing(AssertionError))
+    monkeypatch.setattr(sections, "decode", failing(AssertionError))
     with pytest.raises(ModelError) as caught:
         codec.load_into_(model, path)
     assert str(caught.value).splitlines() == [
@@ -317,7 +322,7 @@ def test_load_into_holds_a_few_tensors_at_a_time(threads: int, tmp_path: Path, m
     codec.save(plain(40), tmp_path / "m.sws", HAN)
     counting = Counting()
     monkeypatch.setattr(shared_module, "coder", lambda _: counting)
-    monkeypatch.setattr(container, "THREADS_FROM", 1)
+    monkeypatch.setattr(parallel, "THREADS_FROM", 1)
     model = Layers(40)
     codec.load_into_(model, tmp_path / "m.sws", threads=threads)
     assert counting.n == 40
@@ -328,7 +333,7 @@ def test_load_into_holds_a_few_tensors_at_a_time(threads: int, tmp_path: Path, m
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_results_wait_than_there_are_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "THREADS_FROM", 1)
+    monkeypatch.setattr(parallel, "THREADS_FROM", 1)
     taken = []
 
     def items() -> Any:
@@ -336,7 +341,7 @@ def test_no_more_results_wait_than_there_are_threads(threads: int, monkeypatch: 
             taken.append(k)
             yield k
 
-    for used, result in enumerate(container._in_order(lambda k: -k, items(), 99, threads)):
+    for used, result in enumerate(parallel.in_order(lambda k: -k, items(), 99, threads)):
         assert result == -used
         assert len(taken) - used <= threads  # this result and those that wait
     assert len(taken) == 20
@@ -344,21 +349,21 @@ def test_no_more_results_wait_than_there_are_threads(threads: int, monkeypatch: 
 
 def test_threads_are_used_only_for_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def threads_of(n_weights: int, threads: int | None) -> set[str]:
-        names = container._in_order(lambda _: threading.current_thread().name, range(9), n_weights, threads)
+        names = parallel.in_order(lambda _: threading.current_thread().name, range(9), n_weights, threads)
         return set(names)
 
     main = {threading.current_thread().name}
-    assert threads_of(container.THREADS_FROM - 1, 4) == main
-    assert threads_of(container.THREADS_FROM, 1) == main
-    assert main.isdisjoint(threads_of(container.THREADS_FROM, 4))
+    assert threads_of(parallel.THREADS_FROM - 1, 4) == main
+    assert threads_of(parallel.THREADS_FROM, 1) == main
+    assert main.isdisjoint(threads_of(parallel.THREADS_FROM, 4))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert threads_of(container.THREADS_FROM, None) == main
+    assert threads_of(parallel.THREADS_FROM, None) == main
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert main.isdisjoint(threads_of(container.THREADS_FROM, None))
+    assert main.isdisjoint(threads_of(parallel.THREADS_FROM, None))
 
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "THREADS_FROM", 1)
+    monkeypatch.setattr(parallel, "THREADS_FROM", 1)
     with pytest.raises(FormatError) as caught:
         codec.decode(two_tensors(second=b"\x01garbage"), threads=2)
     assert caught.value.section == "tensor 'b'"
@@ -372,7 +377,7 @@ def test_threads_change_nothing(codec_name: Codec, tmp_path: Path, monkeypatch: 
     config = EncodeConfig(codec_name)
     weights = QuantizedWeights((*plain().shared, *net_weights().shared), net_weights().rest, {})
     expected = codec.encode(weights, config, threads=1)
-    monkeypatch.setattr(container, "THREADS_FROM", 1)
+    monkeypatch.setattr(parallel, "THREADS_FROM", 1)
     for threads in (1, 2, 4):
         assert codec.encode(weights, config, threads=threads) == expected
         codec.save(weights, tmp_path / "m.sws", config, threads=threads)

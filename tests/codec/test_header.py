@@ -38,20 +38,11 @@ from by_hand import (
     varint,
 )
 from softshare import codec
-from softshare.codec import header as header_module
-from softshare.codec.header import (
-    Codebook,
-    Entry,
-    Header,
-    Rest,
-    Shared,
-    check_writable,
-    pack_header,
-    pack_values,
-    read_header,
-    read_prefix,
-    unpack_values,
-)
+from softshare.codec import header_checks, header_reading
+from softshare.codec.header import SUFFIXES, Codebook, Entry, Header, Rest, Shared
+from softshare.codec.header_checks import check_writable
+from softshare.codec.header_reading import read_header, read_prefix, unpack_values
+from softshare.codec.header_writing import pack_header, pack_values
 from softshare.codec.wire import Reader
 from softshare.errors import FormatError, ModelError
 
@@ -63,8 +54,7 @@ def values(*numbers: float) -> np.ndarray:
 def read(data: bytes, layout: list[tuple[str, tuple[int, ...]]] | None = None) -> Header:
     """The header of a file that has no checksum."""
     reader = Reader(io.BytesIO(data), len(data))
-    read_prefix(reader)
-    return read_header(reader, layout)
+    return read_header(reader, read_prefix(reader), layout)
 
 
 def header(*entries: Entry, tied: dict[str, str] | None = None, books: int = 1) -> Header:
@@ -197,7 +187,7 @@ def test_what_a_writer_may_choose() -> None:
 @pytest.mark.slow
 @given(st.lists(st.text("ab.äß0", min_size=1, max_size=70).map(lambda s: s + "x"), min_size=1, max_size=6, unique=True))
 def test_any_names_come_back(names: list[str]) -> None:
-    names += [n + s.decode() for n in names for s in header_module.SUFFIXES[1:]]
+    names += [n + s.decode() for n in names for s in SUFFIXES[1:]]
     entries = tuple(Entry(n, (1,), PLAIN, 0) for n in names[::2])
     tied = dict.fromkeys(names[1::2], names[0])
     back = read(pack_header(header(*entries, tied=tied)))
@@ -460,7 +450,8 @@ def test_names_that_repeat_a_long_one_are_limited(monkeypatch: pytest.MonkeyPatc
     names = [name("a" * 4000), *(name(f"{k:02}", prefix=4000) for k in range(20))]
     data = names_file(names)
     assert len(codec.inspect(data).tensors) == 21
-    monkeypatch.setattr(header_module, "MAX_NAMES_BYTES", 20_000)
+    for module in (header_checks, header_reading):
+        monkeypatch.setattr(module, "MAX_NAMES_BYTES", 20_000)
     with pytest.raises(FormatError, match="names of at most 20000 bytes, got 20008") as caught:
         codec.inspect(data)
     assert caught.value.section == "header, tensor 4"
@@ -472,16 +463,19 @@ def test_names_that_repeat_a_long_one_are_limited(monkeypatch: pytest.MonkeyPatc
 
 def test_tied_names_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     data = names_file([name("a" * 50)], [name(str(k), prefix=50) + b"\0" for k in range(3)])
-    monkeypatch.setattr(header_module, "MAX_NAMES_BYTES", 50 + 3 * 51)
+    for module in (header_checks, header_reading):
+        monkeypatch.setattr(module, "MAX_NAMES_BYTES", 50 + 3 * 51)
     assert len(read(data[:-4]).tied) == 3
-    monkeypatch.setattr(header_module, "MAX_NAMES_BYTES", 50 + 3 * 51 - 1)
+    for module in (header_checks, header_reading):
+        monkeypatch.setattr(module, "MAX_NAMES_BYTES", 50 + 3 * 51 - 1)
     with pytest.raises(FormatError, match="names of at most 202 bytes, got 203") as caught:
         codec.inspect(data)
     assert caught.value.section == "header, tied names"
 
 
 def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header_module, "MAX_ENTRIES", 3)
+    for module in (header_checks, header_reading):
+        monkeypatch.setattr(module, "MAX_ENTRIES", 3)
     names = [name(c) for c in "abcd"]
     assert len(codec.inspect(names_file(names[:3], [name(c) + b"\0" for c in "xyz"])).tensors) == 3
     with pytest.raises(FormatError, match="at most 3 tensors, got 4"):
@@ -493,7 +487,7 @@ def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_number_of_codebooks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header_module, "MAX_CODEBOOKS", 2)
+    monkeypatch.setattr(header_reading, "MAX_CODEBOOKS", 2)
     assert len(read(head() + listed([book()] * 2) + b"\0\0").codebooks) == 2
     with pytest.raises(FormatError, match="at most 2 codebooks, got 3"):
         read(head() + listed([book()] * 3) + b"\0\0")
@@ -506,7 +500,7 @@ def test_the_largest_codebook() -> None:
 
 
 def test_the_size_of_a_codebook_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header_module, "MAX_CODEBOOK_VALUES", 3)
+    monkeypatch.setattr(header_reading, "MAX_CODEBOOK_VALUES", 3)
     assert len(read(head() + listed([book(1, 2)]) + b"\0\0").codebooks[0].values) == 3
     with pytest.raises(FormatError, match="fewer than 3 values other than 0, got 3"):
         read(head() + listed([book(1, 2, 3)]) + b"\0\0")

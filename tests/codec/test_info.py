@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from torch import nn
 
+import softshare as ss
 from softshare.codec import FileInfo, TensorInfo
 
 NAMED = FileInfo(
@@ -41,6 +43,8 @@ def test_to_dict() -> None:
         "version": 1,
         "codec": "han",
         "file_bytes": 200,
+        "base": None,
+        "tied": {},
         "overhead_bytes": 142,
         "tensors": [
             {
@@ -69,3 +73,11 @@ def test_what_is_not_known_is_none() -> None:
     first = UNNAMED.to_dict()["tensors"][0]
     assert [first[key] for key in ("name", "shape", "n", "density", "bits_per_weight")] == [None] * 5
     assert (first["n_nonzero"], first["n_bytes"]) == (7, 20)
+
+
+def test_tied_names_of_a_network() -> None:
+    network = nn.ModuleDict({"embedding": nn.Embedding(64, 32), "head": nn.Linear(32, 64, bias=False)})
+    network["head"].weight = network["embedding"].weight
+    info = ss.inspect(ss.quantize(network).data)
+    assert [t.name for t in info.tensors] == ["embedding.weight"]
+    assert info.tied == info.to_dict()["tied"] == {"head.weight": "embedding.weight"}

@@ -34,6 +34,7 @@ from softshare import codec
 from softshare.codec import shared_section as module
 from softshare.codec.header import Codebook, Entry, Shared
 from softshare.config import EncodeConfig
+from softshare.config.settings import Codec
 from softshare.errors import FormatError, ModelError
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
@@ -70,7 +71,7 @@ def round_to(config_dtype: Any, codebook: Tensor) -> Codebook:
 
 def test_bytes_of_a_section() -> None:
     t = tensor(HAN_2X3_INDICES, (2, 3))
-    assert module.encode(t, "han") == HAN_2X3
+    assert module.encode(t, EncodeConfig("han")).data == HAN_2X3
     back = codec.decode(one(HAN_2X3)).shared[0]
     assert (back.name, back.shape, back.dtype, back.indices.dtype) == ("a", (2, 3), torch.float32, torch.uint8)
     assert back.indices.tolist() == HAN_2X3_INDICES
@@ -79,13 +80,13 @@ def test_bytes_of_a_section() -> None:
 
 
 @pytest.mark.parametrize("name_", ["han", "adaptive"])
-def test_zeros_take_no_byte(name_: str) -> None:
+def test_zeros_take_no_byte(name_: Codec) -> None:
     shapes: list[tuple[int, ...]] = [(2, 3), (), (0,), (0, 5), (4, 0, 2), (9,)]
     for shape in shapes:
         n = int(np.prod(shape))
-        assert module.encode(tensor([0] * n, shape), name_) == b""
-        entry_ = Entry("a", shape, Shared("float16", 0), 0)
-        back = module.decode(b"", entry_, Codebook(np.zeros(1, np.float32), "float16"), name_)
+        assert module.encode(tensor([0] * n, shape), EncodeConfig(name_)).data == b""
+        entry_ = Entry("a", shape, kind := Shared("float16", 0), 0)
+        back = module.decode(b"", entry_, kind, Codebook(np.zeros(1, np.float32), "float16"), name_)
         assert back.dense().shape == shape
         assert back.dtype == torch.float16
         assert back.indices.tolist() == [0] * n
@@ -98,10 +99,10 @@ def test_indices_come_back_narrow(n_values: int, dtype: torch.dtype) -> None:
     indices = torch.tensor([0, n_values - 1, 0, n_values - 2], dtype=dtype)
     codebook = torch.arange(n_values, dtype=torch.float32)
     t = QuantizedTensor("a", (4,), torch.float32, indices, codebook)
-    data = module.encode(t, "han")
-    entry_ = Entry("a", (4,), Shared("float32", 0), len(data))
+    data = module.encode(t, EncodeConfig("han")).data
+    entry_ = Entry("a", (4,), kind := Shared("float32", 0), len(data))
     for section in (data, b""):
-        back = module.decode(section, entry_, Codebook(codebook.numpy(), "float32"), "han")
+        back = module.decode(section, entry_, kind, Codebook(codebook.numpy(), "float32"), "han")
         assert back.indices.dtype == dtype
         assert torch.equal(back.indices, indices if section else torch.zeros_like(indices))
 
@@ -335,5 +336,5 @@ def test_shared_float64_dtype_round_trips() -> None:
     data = codec.encode(only(t), EncodeConfig("han"))
     assert codec.decode(data).shared[0].dense().tolist() == [0.5, 0.0, -0.25]
     assert codec.decode(data).shared[0].dtype == torch.float64
-    section = module.encode(t, "han")
+    section = module.encode(t, EncodeConfig("han")).data
     assert data == sws([book(-0.25, 0.5)], [entry(len(section), shared(F64), name("a"), sizes(3))], section)

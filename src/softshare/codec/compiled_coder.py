@@ -7,5 +7,15 @@ from pathlib import Path
 from softshare._util.compiled import compiler
 
 compiled = compiler(
-    Path(__file__).parent, ("adaptive/logistic", "adaptive/rangecoder", "adaptive/full", "adaptive/fast", "planes")
+    Path(__file__).parent,
+    (
+        "adaptive/logistic",
+        "adaptive/rangecoder",
+        "adaptive/full",
+        "adaptive/fast",
+        "planes",
+        "static/counting",
+        "static/rans",
+        "static/tables",
+    ),
 )

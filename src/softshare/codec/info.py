@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -34,6 +35,8 @@ class FileInfo:
     codec: str
     file_bytes: int
     tensors: tuple[TensorInfo, ...]
+    base: str | None = None  # SHA-256 of the checkpoint that the file differs from, in hexadecimal digits
+    tied: Mapping[str, str] = field(default_factory=dict)  # other names of stored tensors, each with the stored name
 
     @property
     def overhead_bytes(self) -> int:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from softshare.codec.header import DTYPES, Entry, Rest, dtype_name
+from softshare.codec.parallel import Run, one_by_one
+from softshare.codec.symbols import matrix_shape
 from softshare.config import EncodeConfig
 from softshare.errors import FormatError, ModelError
 
@@ -26,6 +28,8 @@ Octets = npt.NDArray[np.uint8]  # (n, itemsize), the lowest byte first
 def kind(name: str, tensor: Tensor, config: EncodeConfig) -> Rest:
     """How the tensor is stored if it is stored raw."""
     dtype = dtype_name(name, tensor.dtype)
+    if tensor.is_meta:  # another process has it, and decides
+        return Rest(dtype, dtype, planes=False)
     narrower = tensor.is_floating_point() and DTYPES[config.rest_dtype].itemsize < tensor.dtype.itemsize
     if narrower:
         own = tensor.detach().cpu()
@@ -47,15 +51,20 @@ def check(name: str, tensor: Tensor, config: EncodeConfig) -> None:
     _stored(name, tensor.detach().cpu(), kind(name, tensor, config))
 
 
-def encode(name: str, tensor: Tensor, config: EncodeConfig) -> tuple[Rest, bytes]:
+def encode(
+    name: str, tensor: Tensor, config: EncodeConfig, run: Run = one_by_one, lossless: bool = False
+) -> tuple[Rest, bytes]:
     """How the tensor is stored, and its section."""
-    from softshare.codec import planes  # loads numba
+    from softshare.codec import choice  # loads numba
 
     raw = kind(name, tensor, config)
     octets = _octets(_stored(name, tensor.detach().cpu(), raw))
-    coded = planes.encode_planes(octets) if octets.size else b""
+    if not octets.size:
+        return raw, b""
+    is_float = DTYPES[raw.stored].is_floating_point
+    coded = choice.encode_rest(octets, is_float, matrix_shape(tuple(tensor.shape)), config.speed, run, lossless)
     if len(coded) < octets.size:
-        return dataclasses.replace(raw, planes=True), coded
+        return dataclasses.replace(raw, planes=True, static=coded.static), coded.data
     return raw, octets.tobytes()
 
 
@@ -75,22 +84,32 @@ def _octets(tensor: Tensor) -> Octets:
     return octets[:, ::-1] if sys.byteorder == "big" else octets
 
 
-def decode(data: bytes, entry: Entry, kind: Rest) -> Tensor:
+def decode(data: bytes, entry: Entry, kind: Rest, run: Run = one_by_one) -> Tensor:
     dtype = DTYPES[kind.stored]
-    octets = _decode_octets(data, entry.n, dtype.itemsize, kind.planes)
-    if dtype == torch.bool and (octets > 1).any():
+    octets = _decode_octets(data, entry, kind, dtype, run)
+    return from_octets(octets, dtype, entry.shape, kind)
+
+
+def from_octets(octets: Octets, stored: torch.dtype, shape: tuple[int, ...], kind: Rest) -> Tensor:
+    """A tensor from the bytes of its numbers, little-endian, in their stored dtype."""
+    if stored == torch.bool and (octets > 1).any():
         raise FormatError(f"expected bools of 0 or 1, got {octets.max()}")
     if sys.byteorder == "big":
         octets = octets[:, ::-1]
     flat: npt.NDArray[Any] = np.ascontiguousarray(octets).reshape(-1)
-    return torch.from_numpy(flat).view(dtype).reshape(entry.shape).to(DTYPES[kind.dtype])
+    return torch.from_numpy(flat).view(stored).reshape(shape).to(DTYPES[kind.dtype])
 
 
-def _decode_octets(data: bytes, n: int, itemsize: int, by_plane: bool) -> Octets:
+def _decode_octets(data: bytes, entry: Entry, kind: Rest, dtype: torch.dtype, run: Run) -> Octets:
+    n, itemsize = entry.n, dtype.itemsize
     size = n * itemsize
-    if by_plane:
+    if kind.planes:
         if len(data) >= size:
             raise FormatError(f"expected fewer than {size} bytes by byte plane, got {len(data)}")
+        if kind.static:
+            from softshare.codec.static import planes as static_planes
+
+            return static_planes.decode(data, matrix_shape(entry.shape), itemsize, dtype.is_floating_point, run)
         from softshare.codec import planes
 
         return planes.decode_planes(data, n, itemsize)

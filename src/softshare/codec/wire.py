@@ -6,11 +6,14 @@ Every error of a `Reader` carries the section and the byte offset.
 from __future__ import annotations
 
 import reprlib
+import struct
 from typing import BinaryIO, NoReturn
 
 from softshare.errors import FormatError
 
 VARINT_BITS = 63  # a varint is below 2^63 (docs/format.md 2)
+CRC = struct.Struct("<I")  # the checksum, the last bytes of a file
+PIECE = 1 << 20  # bytes that the checksum takes at once
 
 
 def varint(value: int) -> bytes:
@@ -51,6 +54,13 @@ class Reader:
             self.fail(f"expected {n} more bytes, got {len(data)}: the file changed while it was read")
         self.offset += n
         return data
+
+    def skip_to(self, offset: int) -> None:
+        """Read on from a later byte, without reading what is between."""
+        if not self.offset <= offset <= self.end:
+            self.fail(f"expected a part that ends by byte {self.end}, got {offset}")
+        self._file.seek(offset)
+        self.offset = offset
 
     def byte(self) -> int:
         return self.take(1)[0]

@@ -197,6 +197,20 @@ def test_the_bytes_are_pinned(fast: bool) -> None:
     assert digest[:16] == ("92678e677d26fec8" if fast else "fde8304824ca6b4d")
 
 
+def test_room_is_made_within_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast model stops where the data may have no room, in the middle of a row, and goes on with more."""
+    case = scrambled((9, 3000), 40, 60)
+    found = set()
+    for first in (1, 1 << 12, 1 << 20):
+        monkeypatch.setattr(adaptive, "FIRST_BUFFER", first)
+        with model(fast=True):
+            found.add(encode(case))
+    (data,) = found
+    assert len(data) > 1 << 12
+    with model(fast=True):
+        assert returns(case, data)
+
+
 PLAIN = """
 import sys
 sys.modules["numba"] = None  # as if it were not installed

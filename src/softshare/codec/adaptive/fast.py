@@ -50,6 +50,7 @@ def code_fast(
     indices: Indices,  # (rows, cols) to encode, or zeros that decoding fills
     n_values: int,  # size of the codebook
     n_nonzero: int,
+    place: Ints,  # (6,) row, column, non-zeros to come, and three facts of the row: where to go on
     mask_states: Ints,  # (4 * LEVELS * LEVELS,)
     value_states: Ints,
     value_weights: Ints,
@@ -58,29 +59,30 @@ def code_fast(
     coder: Coder,
     decoding: bool,
     data: Bytes,
-) -> tuple[Bytes, Coder]:
-    """Code every weight in order, row by row: is it zero, and if not, which value. Ends at the last non-zero."""
+) -> Coder:
+    """Code weights in order, row by row: is it zero, and if not, which value. Ends at the last non-zero, or at a block
+    of EVERY weights for which the data may have no room.
+
+    It is the caller who makes room: a loop in which `data` may become another array takes numba twice the time.
+    """
     rows, cols = indices.shape
     depth = tree_depth(n_values)
     density = (n_nonzero << 16) // (rows * cols)
     origin = int(STRETCH[min(65535, density)])
     inputs = np.zeros(VALUE_GIVEN + VALUE_CONTEXTS, np.int64)
     contexts, slots = np.zeros(VALUE_CONTEXTS, np.int64), np.zeros(VALUE_CONTEXTS, np.int64)
-    limit = len(data) + RANGE_BYTES if decoding else len(data) - ROOM
-    left, n_left = n_nonzero, rows * cols
-    for i in range(rows):
-        if i < EVERY or i % EVERY == 0:
-            for j in range(cols):
-                levels[j] = 4 * _level(int(counts[j]), i, density, origin)
-        in_row, recent, row_slot, last = 0, 0, 0, 0
-        for j in range(cols):
-            if coder[2] > limit:
-                if decoding:
-                    return data, coder
-                data = grown(data)
-                limit = len(data) - ROOM
-            if j % EVERY == 0:
-                row_slot = 4 * LEVELS * _level(in_row, j, density, origin)
+    limit = len(data) + RANGE_BYTES if decoding else len(data) - EVERY * ROOM
+    i, start, left = int(place[0]), int(place[1]), int(place[2])
+    in_row, recent, last = int(place[3]), int(place[4]), int(place[5])
+    while left > 0 and coder[2] <= limit:
+        if start == 0:
+            in_row, recent, last = 0, 0, 0
+            if i < EVERY or i % EVERY == 0:
+                for j in range(cols):
+                    levels[j] = 4 * _level(int(counts[j]), i, density, origin)
+        row_slot = 4 * LEVELS * _level(in_row, start, density, origin)
+        n_left = (rows - i) * cols - start
+        for j in range(start, min(cols, start + EVERY)):
             nonzero = 1
             if left < n_left:
                 slot = row_slot + int(levels[j]) + recent
@@ -106,22 +108,29 @@ def code_fast(
                 indices[i, j] = last
             left -= 1
             if left == 0:
-                return data, coder
+                break
             in_row += 1
             row_slot = 4 * LEVELS * _level(in_row, j + 1, density, origin)
             counts[j] += 1
             levels[j] = 4 * _level(int(counts[j]), i + 1, density, origin)
-    return data, coder
+        start += EVERY
+        if start >= cols:
+            i, start = i + 1, 0
+    place[0], place[1], place[2], place[3], place[4], place[5] = i, start, left, in_row, recent, last
+    return coder
 
 
 def run_fast(
     indices: Indices, n_values: int, n_nonzero: int, coder: Coder, decoding: bool, data: Bytes
 ) -> tuple[Bytes, Coder]:
-    """`code_fast` with new tables."""
+    """`code_fast` with new tables, and with more room for the data where it needs it."""
     cols = indices.shape[1]
     initial = min((1 << ESTIMATE_BITS) - FLOOR, max(FLOOR, (n_nonzero << ESTIMATE_BITS) // indices.size))
     mask_states = np.full(4 * LEVELS * LEVELS, (initial << COUNT_BITS) | START, np.int64)
-    return code_fast(
-        indices, n_values, n_nonzero, mask_states, *value_tables(cols, n_values), np.zeros(cols, np.int32),
-        np.zeros(cols, np.int8), coder, decoding, data,
-    )  # fmt: skip
+    tables = (mask_states, *value_tables(cols, n_values), np.zeros(cols, np.int32), np.zeros(cols, np.int8))
+    place = np.array([0, 0, n_nonzero, 0, 0, 0])
+    while True:
+        coder = code_fast(indices, n_values, n_nonzero, place, *tables, coder, decoding, data)
+        if decoding or place[2] == 0:
+            return data, coder
+        data = grown(data)

@@ -34,17 +34,38 @@ def encode_tensor(
     shape: tuple[int, ...],
     n_values: int,  # size of the codebook, zero included
     n_nonzero: int,  # at least 1
+    fast: bool | None = None,  # whether by the fast model; by default, as the format has it for this size
 ) -> bytes:
     """The fast model for large tensors; else the full model with the best of the likely periods."""
     matrix = np.require(indices.reshape(matrix_shape(shape)), requirements=["C", "W"])  # as in decoding
-    if matrix.size > FAST_ABOVE:
-        data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
-        return bytes([FAST]) + finish(coder, data)
+    if matrix.size > FAST_ABOVE if fast is None else fast:
+        return bytes([FAST]) + encode_fast(matrix, n_values, n_nonzero)
     periods, rows = _periods(matrix, shape), matrix[: max(1, TRIED // matrix.shape[1])]
     n_tried = int(np.count_nonzero(rows))
     if len(rows) < len(matrix) and n_tried:
         periods = [min(periods, key=lambda period: len(_encode_full(rows, period, n_values, n_tried)))]
     return min((_encode_full(matrix, period, n_values, n_nonzero) for period in periods), key=len)
+
+
+def encode_fast(
+    matrix: Indices,  # (rows, cols)
+    n_values: int,
+    n_nonzero: int,  # at least 1
+) -> bytes:
+    """The code by the fast model, without a first byte."""
+    data, coder = run_fast(matrix, n_values, n_nonzero, start_encoding(), False, np.zeros(FIRST_BUFFER, np.uint8))
+    return finish(coder, data)
+
+
+def decode_fast(
+    matrix: Indices,  # (rows, cols) zeros, which this fills
+    n_values: int,
+    n_nonzero: int,
+    data: bytes | memoryview,
+) -> None:
+    code = np.frombuffer(data, np.uint8).copy()
+    _, coder = run_fast(matrix, n_values, n_nonzero, start_decoding(code), True, code)
+    check_end(coder, code)
 
 
 def decode_tensor(
