@@ -116,6 +116,8 @@ def test_an_open_checkpoint_knows_shared_and_tied_tensors(tmp_path: Path) -> Non
 def test_a_checkpoint_that_cannot_be_opened() -> None:
     with pytest.raises(ModelError, match="only tensors, but these entries are not: step"):
         open_checkpoint({"w": torch.zeros(2, 2), "step": 3})  # type: ignore[dict-item]
+    with pytest.raises(ModelError, match="texts as names, got 3 as one"):
+        open_checkpoint({3: torch.zeros(2, 2)})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"rule keep:fc\*: no tensor matches; the names are w"):
         open_checkpoint({"w": torch.zeros(2, 2)}, [Rule("fc*", share=False)])
 

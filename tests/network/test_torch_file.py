@@ -58,6 +58,9 @@ def test_a_state_dict_is_found_wherever_it_is(tmp_path: Path, name: str | None, 
     assert opened.shared == ("0.weight", "3.weight")
     deeper = saved(tmp_path, {"run": {"best": {"state_dict": state}}, **beside})
     require_equal(load_checkpoint(deeper), state)
+    listed = saved(tmp_path, (state, None, {"lr": 0.1, "sizes": [3, 4]}), _use_new_zipfile_serialization=is_zip)
+    require_equal(load_checkpoint(listed), state)
+    require_equal(load_checkpoint(saved(tmp_path, [{"epoch": 3}, {"model": state}])), state)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])

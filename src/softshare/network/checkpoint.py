@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
+import re
 import zlib
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from softshare._util.files import cannot_read, no_safetensors, read_bytes, require_readable, write_atomic
+from softshare._util.files import kind_of, no_safetensors, read_bytes, write_atomic, written_together
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import require_apart
-from softshare.network.torch_file import is_torch_file, load_torch_file
+from softshare.network.readers.folder import INDEX
+from softshare.network.readers.lazy import LazyTensors
+from softshare.network.readers.source import is_lazy, open_tensors
+from softshare.network.readers.torch_file import is_torch_file, load_torch_file
 from softshare.network.weights import first_match, require_matches
 from softshare.network.wrapped import require_ordinary
 
@@ -29,6 +34,7 @@ class Checkpoint:
     """Every tensor of a checkpoint once, in order. A tensor is read from the source each time you ask for it."""
 
     tensors: Mapping[str, Tensor]
+    kinds: Mapping[str, Tensor]  # shapes and dtypes of those that are listed, on the device `meta`
     shared: tuple[str, ...]
     rest: tuple[str, ...]
     tied: dict[str, str]  # another name -> the name under which the tensor is listed
@@ -38,67 +44,24 @@ class Checkpoint:
         return self.tensors[name].detach().cpu()
 
 
-class SafetensorsFile(Mapping[str, Tensor]):
-    """A safetensors file. The header is read once. A tensor is read when you ask for it, as a copy.
-
-    Tensors from an open `safe_open` would be views of the mapped file, and everything read from them would stay in
-    memory.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
-        require_readable(path)
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                self.metadata = dict(file.metadata() or {})
-                names, order = file.keys(), file.offset_keys()
-                self._kinds = {name: torch.empty_like(file.get_tensor(name), device="meta") for name in names}
-            start = os.path.getsize(path) - sum(kind.nbytes for kind in self._kinds.values())  # the data has no gaps
-        except OSError as error:
-            raise cannot_read(path, error) from error
-        except safetensors.SafetensorError as error:
-            raise no_safetensors(path, error) from None
-        sizes = (self._kinds[name].nbytes for name in order)
-        self._starts = dict(zip(order, itertools.accumulate(sizes, initial=start), strict=False))
-
-    def __getitem__(self, name: str) -> Tensor:
-        kind = self._kinds[name]
-        if not kind.numel():
-            return torch.empty_like(kind, device="cpu")
-        try:
-            data = np.fromfile(self._path, np.uint8, kind.nbytes, offset=self._starts[name])
-        except OSError as error:
-            raise cannot_read(self._path, error) from error
-        return torch.from_numpy(data).view(kind.dtype).reshape(kind.shape)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._kinds  # Mapping's own method would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-
 def open_checkpoint(
-    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a file, or a state dict
+    source: str | os.PathLike[str] | Mapping[str, Tensor],  # a file, a folder, or a state dict
     rules: Sequence[Rule] = (),
     most: int | None = None,  # tensors
 ) -> Checkpoint:
     """Floating-point tensors of at least two dimensions are shared, unless a rule decides otherwise: the first match.
 
-    A file is one of safetensors or of `torch.save`. Tensors of equal bytes are tied, and so are those that
+    A path may have any format of `readers.source`. Tensors of equal bytes are tied, and so are those that
     `safetensors.torch.save_model` has left out as tied.
     """
-    if not isinstance(source, Mapping) and is_torch_file(source):
-        source = load_torch_file(source)
     if not isinstance(source, Mapping):
-        file = SafetensorsFile(source)
-        _require_at_most(most, file)
-        return _checkpoint(file, file.metadata, rules)
+        source = open_tensors(source)
     _require_at_most(most, source)
-    wrong = [str(name) for name, value in source.items() if not isinstance(value, Tensor)]
+    if isinstance(source, LazyTensors):
+        return _checkpoint(source, source.metadata, rules)
+    if unnamed := [name for name in source if not isinstance(name, str)]:
+        raise ModelError(f"expected a state dict with texts as names, got {unnamed[0]!r} as one")
+    wrong = [name for name, value in source.items() if not isinstance(value, Tensor)]
     if wrong:
         raise ModelError(
             f"expected a state dict that holds only tensors, but these entries are not: {', '.join(wrong)}"
@@ -138,7 +101,7 @@ def _checkpoint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], rule
     dropped = tuple(alias for name, aliases in names.items() if name not in left for alias in aliases)
     tied = {alias: name for alias, name in tied.items() if name in left}
     rest = tuple(name for name in left if name not in shared)
-    return Checkpoint(tensors, tuple(shared), rest, tied, dropped)
+    return Checkpoint(tensors, {name: kinds[name] for name in left}, tuple(shared), rest, tied, dropped)
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -180,8 +143,64 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor]) -> None:
     write_atomic(path, safetensors.torch.save(dense))
 
 
+def save_shards(
+    path: Path, kinds: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], most: int
+) -> list[Path]:
+    """Write tensors that come one after another, in files of at most so many bytes, and an index, as Hugging Face does.
+
+    If all fit into one file, it has the given name. A tensor that is larger by itself has a file of its own. Only the
+    tensors of one file are in memory at a time. All files get their names at the end, and then those of an earlier
+    checkpoint of the same name are removed. So the folder never has the index of one checkpoint and shards of another.
+    """
+    sizes: list[list[int]] = [[]]  # of the tensors, by file
+    for kind in kinds.values():
+        if sizes[-1] and sum(sizes[-1]) + kind.nbytes > most:
+            sizes.append([])
+        sizes[-1].append(kind.nbytes)
+    n = len(sizes)
+    files = [path.with_name(f"{path.stem}-{k + 1:05}-of-{n:05}{path.suffix}") for k in range(n)] if n > 1 else [path]
+    where: dict[str, str] = {}
+    following = iter(tensors)
+    earlier = [file for file in saved_files(path) if file not in files]
+    with written_together() as out:
+        if n > 1:  # without an index, nobody takes some of the old and some of the new for a checkpoint
+            out.remove(index_of(path))
+        for file, own in zip(files, sizes, strict=True):
+            state: dict[str, Tensor] = {}
+            seen = set[int]()
+            for name, tensor in itertools.islice(following, len(own)):
+                same = tensor.contiguous()
+                state[name] = same.clone() if id(same) in seen else same  # safetensors refuses a tensor of two names
+                seen.add(id(same))
+            out.write(file, safetensors.torch.save(state, {"format": "pt"}))
+            where |= dict.fromkeys(state, file.name)
+        if n > 1:
+            index = {"metadata": {"total_size": sum(map(sum, sizes))}, "weight_map": where}
+            out.write(index_of(path), json.dumps(index, indent=2).encode())
+        for file in earlier:
+            if n == 1 or file != index_of(path):
+                out.remove(file)
+    return files
+
+
+def saved_files(path: Path) -> list[Path]:
+    """The files of this name that `save_shards` has written, or another program: one file, or an index and shards."""
+    shard = re.compile(re.escape(path.stem) + r"-\d{5}-of-\d{5}" + re.escape(path.suffix))
+    there = [file for file in (path, index_of(path)) if kind_of(file)]
+    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+        there += sorted(file for file in path.parent.iterdir() if shard.fullmatch(file.name))
+    return there
+
+
+def index_of(path: Path) -> Path:
+    """The index of the shards of a file of this name."""
+    return path.with_name(f"{path.name}{INDEX}")
+
+
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a file of safetensors or of `torch.save`."""
+    """The state dict in a file or folder of any format that can be read."""
+    if is_lazy(path):
+        return dict(open_tensors(path))
     if is_torch_file(path):
         return load_torch_file(path)
     data = read_bytes(path)

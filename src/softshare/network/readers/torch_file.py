@@ -19,7 +19,8 @@ from softshare.network.wrapped import WRAPPERS
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how a file of torch.save begins: today's, and that of before 2020
 LIGHTNING = "pytorch-lightning_version"  # in every checkpoint of Lightning
-MOST_LEVELS = 3  # of dicts in one another
+MOST_LEVELS = 3  # of dicts and tuples in one another
+MOST_PARTS = 100  # of a tuple or list that are looked at
 
 
 def is_torch_file(path: str | os.PathLike[str]) -> bool:
@@ -98,6 +99,8 @@ def _no_weights(path: str | os.PathLike[str], error: Exception) -> FormatError:
 
 def _states(value: Any, place: str = "", levels: int = MOST_LEVELS) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The state dicts in a value, by how they are reached: "['model']". Those of optimizers do not count."""
+    if isinstance(value, tuple | list):
+        value = dict(enumerate(value[:MOST_PARTS]))
     if not isinstance(value, Mapping) or "param_groups" in value:
         return
     if _is_state(value):
