@@ -2,11 +2,13 @@
 
     python benchmarks/bench_datafree.py                        # 20 M weights, 3 bits a weight
     python benchmarks/bench_datafree.py --bits 6 --million 50
+    python benchmarks/bench_datafree.py --checkpoint SmolLM2-135M-Instruct.Q4_1.gguf
 
-The checkpoint is made up. It has the shapes of a decoder (embedding tied with the head, attention, feed-forward, layer
-norm), and each matrix has normal weights with a log-normal scale for each row and column. Time covers the whole
-command, start and compilation included, by the clock and by the processor. Memory is the peak of the process; the row
-also has the memory after the start, with torch, numba and the package loaded. The row is appended to results.csv.
+Without `--checkpoint`, it is made up. It has the shapes of a decoder (embedding tied with the head, attention,
+feed-forward, layer norm), and each matrix has normal weights with a log-normal scale for each row and column. Time
+covers the whole command, start and compilation included, by the clock and by the processor. Memory is the peak of the
+process; the row also has the memory after the start, with torch, numba and the package loaded. The row is appended to
+results.csv.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from record import HERE, Results, RunRow, Timing, cpu_name
-from torch import Tensor, nn
+from torch import nn
+
+from softshare.network.checkpoint import open_checkpoint
 
 MEASURED = """
 import re, sys
@@ -67,7 +71,9 @@ class Decoder(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--million", type=float, default=20, help="weights")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--million", type=float, default=20, help="weights")
+    source.add_argument("--checkpoint", type=Path, help="a file of your own")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--bits", default="3")
     target.add_argument("--weight-error")
@@ -76,8 +82,9 @@ def main() -> None:
     results = Results[RunRow](options.out)
     aim = ["--weight-error", options.weight_error] if options.weight_error else ["--bits", options.bits]
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, file = Path(folder) / "model.safetensors", Path(folder) / "model.sws"
-        safetensors.torch.save_model(Decoder(options.million).made_up_(), str(checkpoint))
+        checkpoint, file = options.checkpoint or Path(folder) / "model.safetensors", Path(folder) / "model.sws"
+        if options.checkpoint is None:
+            safetensors.torch.save_model(Decoder(options.million).made_up_(), str(checkpoint))
         command = [sys.executable, "-c", MEASURED, "quantize", str(checkpoint), "--out", str(file), *aim]
         load, start = os.getloadavg()[0], time.perf_counter()
         run = subprocess.run(command, capture_output=True, text=True)
@@ -85,13 +92,15 @@ def main() -> None:
         if run.returncode:
             raise SystemExit(run.stderr)
         before, peak = (float(word) for word in run.stderr.rpartition("PEAK ")[2].split())
-        mib, n = checkpoint.stat().st_size / 2**20, _n(safetensors.torch.load_file(checkpoint))
+        mib, sizes = checkpoint.stat().st_size / 2**20, [t.numel() for t in open_checkpoint(checkpoint).kinds.values()]
+        n = sum(sizes)
         figures = {
             "bits a weight": 8 * file.stat().st_size / n,
             "s of the processor": used.ru_utime + used.ru_stime,
             "MiB of checkpoint": mib,
             "MiB when started": before,
             "MiB at the peak": peak,
+            "MiB of the largest tensor in float32": 4 * max(sizes) / 2**20,
             "checkpoints of rise": (peak - before) / mib,
             "checkpoints at the peak": peak / mib,
             "load before": load,
@@ -99,7 +108,7 @@ def main() -> None:
         note = "; ".join(f"{value:.4g} {name}" for name, value in figures.items())
         row = RunRow(
             benchmark="datafree",
-            case="transformer",
+            case=options.checkpoint.stem if options.checkpoint else "transformer",
             n_weights=n,
             method=" ".join(aim),
             device=cpu_name(),
@@ -109,10 +118,6 @@ def main() -> None:
         )
         results.append(row)
         sys.stdout.write(f"{n} weights, {' '.join(aim)}: {seconds:.1f} s; {note}\n")
-
-
-def _n(state: dict[str, Tensor]) -> int:
-    return sum(t.numel() for t in state.values())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compress a checkpoint without a task or data: fit a mixture to each tensor's weights, and train nothing.
+"""Compress a checkpoint without a task or data. Nothing is trained.
 
 The user gives the bits per weight of the file, or the error that is allowed on the weights (default: 5%).
 """
@@ -7,259 +7,149 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from softshare._util.files import write_atomic
-from softshare._util.printable import printable
-from softshare._util.words import times
-from softshare.codec import encode, header
-from softshare.codec.shared_section import rounded_codebook
+from softshare._util.work_stages import stages
+from softshare.codec import BaseSource, header, header_checks, open_base
 from softshare.config import EncodeConfig, Rule
-from softshare.datafree.fit import Cells, Fit, cells_of, fit, quantized, with_norms
+from softshare.datafree.by_bits import by_bits
+from softshare.datafree.by_error import by_error
+from softshare.datafree.deltas import Delta
+from softshare.datafree.fitted import FittedWeights as FittedWeights
+from softshare.datafree.lossless import whole
+from softshare.datafree.source import Source
 from softshare.errors import ConfigError, ModelError
-from softshare.network.checkpoint import Checkpoint, magnitudes_of, open_checkpoint
+from softshare.network.checkpoint import open_checkpoint
 from softshare.network.wrapped import unwrapped
-from softshare.prior.mixture import Mixture
-from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 
-WIDTHS = (2.0**-11, 4.0)  # range of the search for a width, in root mean squares of a tensor's weights
 ERROR = 0.05  # default error of a tensor: about 4.6 bits per weight if weights are normal
 LEAST_ERROR = 0.001  # twice the error of the narrowest components, because the codebook is rounded too
-HALVINGS = 16  # of the range of widths, on a logarithmic scale
-MOST_TRIES = 8  # attempts to meet the bits or the error
-NEAR = 0.98  # share of the wanted bits that is good enough, because coding takes the longest
-SAFE = 0.997  # share of the wanted bits to aim at, because a file may exceed its entropy a little
-_CHUNK = 1 << 16  # weights at a time
 _DEFAULTS = EncodeConfig()
-
-
-@dataclass(frozen=True, eq=False)
-class FittedWeights:
-    """A quantized checkpoint and its file, with the mixtures and errors of its tensors."""
-
-    quantized: QuantizedWeights
-    mixtures: Mapping[str, Mixture] = field(repr=False)  # one for each shared tensor that is not all zeros
-    errors: Mapping[str, float]  # of each shared tensor: root mean square of the error over that of the weights
-    data: bytes = field(repr=False)  # the file
-
-    @property
-    def n_weights(self) -> int:
-        """Values in the file. A tied tensor counts once."""
-        return self.quantized.n_shared + sum(t.numel() for t in self.quantized.rest.values())
-
-    @property
-    def bits_per_weight(self) -> float:
-        """The bits of the whole file over the number of values in it."""
-        return 8 * len(self.data) / self.n_weights
-
-    @property
-    def original_bytes(self) -> int:
-        """The size of the same tensors before, each in its own precision."""
-        shared = sum(t.indices.numel() * t.dtype.itemsize for t in self.quantized.shared)
-        return shared + sum(t.numel() * t.element_size() for t in self.quantized.rest.values())
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller the file is."""
-        return self.original_bytes / len(self.data)
-
-    def __repr__(self) -> str:
-        return f"<FittedWeights: {self._sizes()}>"
-
-    def _sizes(self) -> str:
-        how = times(self.original_bytes, len(self.data))
-        return f"{len(self.data):,} bytes, {how}, {self.bits_per_weight:.2f} bits a weight"
-
-    def summary(self) -> str:
-        """The sizes, and the tensor with the largest error:
-
-            print(softshare.quantize(model, bits=4).summary())
-
-        Returns:
-            A few lines of text.
-        """
-        worst = max(self.errors, key=lambda name: self.errors[name])
-        n_kept = sum(t.numel() for t in self.quantized.rest.values())
-        return "\n".join(
-            [
-                f"{self._sizes()}. Nothing was trained, and no data were seen: try it before you use it.",
-                f"  before   {self.original_bytes:,} bytes, {self.n_weights:,} weights",
-                f"  shared   {self.quantized.n_shared:,} weights in {len(self.errors)} tensors",
-                f"  kept     {n_kept:,} weights as they were",
-                f"  error    at most {100 * self.errors[worst]:.2g}% of the weights' root mean square, in "
-                f"{printable(worst)}",
-            ]
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> int:
-        """Write the file, whole or not at all, and return its size in bytes."""
-        return write_atomic(path, self.data)
 
 
 def quantize(
     source: str | os.PathLike[str] | Mapping[str, Tensor] | nn.Module,
     *,
     bits: float | None = None,
+    max_bytes: int | None = None,
     weight_error: float | None = None,
+    loss_increase: float | None = None,
+    calibrate: Iterable[Any] | None = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    refine: int = 0,
+    base: BaseSource | None = None,
+    lossless: bool = False,
     rules: Sequence[Rule] = (),
     config: EncodeConfig = _DEFAULTS,
+    quiet: bool = False,
 ) -> FittedWeights:
-    """Quantize a network by mixtures fitted to its weights alone, without data:
+    """Quantize a network by its weights alone, without data:
 
         softshare.quantize(model, bits=4).save("model.sws")
 
     Floating-point tensors of at least two dimensions are shared, unless a rule says otherwise. A file is read tensor by
     tensor and is never in memory as a whole. `compress_weights` is another name of this function.
 
+    With `base`, the file holds only how the network differs from that one. `load(path, base=...)` reads it.
+
     Args:
-        source: a network, its state dict, or a file of safetensors or `torch.save`.
+        source: a network, its state dict, or the path of a checkpoint: safetensors, a folder of shards with its index,
+            a Hugging Face folder, GGUF, `torch.save` or ONNX.
         bits: per weight, at most, over the whole file.
-        weight_error: at most, of each shared tensor, relative to the root mean square of its weights. Give this or
-            `bits`; the default is 0.05.
+        max_bytes: of the whole file, at most.
+        weight_error: at most, of each shared tensor, relative to the root mean square of its weights.
+        loss_increase: at most, of the mean loss on a part of `calibrate`, which needs labels. Give one of these four;
+            the default is an error of 0.05.
+        calibrate: batches of inputs, without labels, for a network and one of the other limits. Errors are then put
+            where these inputs feel them the least: tensors, tuples, or dicts that the network takes by name.
+        loss: of outputs and labels, as for `compress`. It is measured before and after, on every fourth batch (at least
+            one), and these batches do not calibrate. Not needed if the model computes its own.
+        refine: steps of training for the values of the codebooks and the parameters that are not quantized, towards the
+            outputs of the network itself on the batches of `calibrate`.
+        base: the checkpoint to differ from, as `source`, or a `.sws` file. Equal tensors take no bytes.
+        lossless: keep every bit of every tensor, in place of a limit.
         rules: which tensors are shared or kept. The first that matches decides.
         config: how the file is written.
+        quiet: show no progress. It is shown only in a terminal or a notebook.
 
     Returns:
         The quantized weights and their file, with `save` and `summary`.
     """
-    if isinstance(source, nn.Module):
-        source = unwrapped(source).state_dict()
+    model = unwrapped(source) if isinstance(source, nn.Module) else None
+    limited = bits is not None or max_bytes is not None or loss_increase is not None
+    if calibrate is not None and not (model is not None and limited):
+        got = "no network" if model is None else "no such limit"
+        raise ConfigError(f"calibrate: expected a network and bits, max_bytes or loss_increase, got {got}")
+    if calibrate is None and (given := [k for k, v in {"loss_increase": loss_increase, "loss": loss}.items() if v]):
+        raise ConfigError(f"{given[0]}: expected batches to measure it on; give them by calibrate")
+    if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
+        raise ConfigError(f"refine: expected a number of steps, got {refine!r}")
+    if refine and calibrate is None:
+        raise ConfigError("refine: expected batches to train on; give them by calibrate")
+    if calibrate is not None and not isinstance(calibrate, Iterable):
+        raise ConfigError(f"calibrate: expected batches, such as a list of tensors, got {type(calibrate).__name__}")
+    if calibrate is not None and base is not None:
+        raise ConfigError("calibrate: a file of differences from a base cannot be calibrated; leave one of them out")
+    if model is not None:
+        source = model.state_dict()
     elif not isinstance(source, str | os.PathLike | Mapping):
         kind = type(source).__name__
         raise ConfigError(f"quantize: expected a torch.nn.Module, a state dict or the path of a file, got {kind}")
-    if bits is not None and weight_error is not None:
-        raise ConfigError("expected bits or weight_error, got both; give one of them")
+    limits = {
+        "bits": bits, "max_bytes": max_bytes, "weight_error": weight_error, "loss_increase": loss_increase,
+        "lossless": lossless or None,
+    }  # fmt: skip
+    given = [name for name, value in limits.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"expected one of {', '.join(limits)}, got {' and '.join(given)}; give one of them")
+    for name in ("bits", "max_bytes", "weight_error", "loss_increase"):
+        if isinstance(limits[name], bool) or not isinstance(limits[name], int | float | None):
+            raise ConfigError(f"{name}: expected a number, got {limits[name]!r}")
     if bits is not None and not 0 < bits < math.inf:
         raise ConfigError(f"bits: expected a number above 0, got {bits}")
+    if max_bytes is not None and max_bytes <= 0:
+        raise ConfigError(f"max_bytes: expected a number above 0, got {max_bytes}")
     if weight_error is not None and not LEAST_ERROR <= weight_error < 1:
         raise ConfigError(f"weight_error: expected a number from {LEAST_ERROR} to below 1, got {weight_error}")
+    if loss_increase is not None and not 0 < loss_increase < math.inf:
+        raise ConfigError(f"loss_increase: expected a number above 0, got {loss_increase}")
     if config.names == "none":
         raise ConfigError(
             "names='none': a checkpoint does not give the order of the network's tensors; use names='keep'"
         )
+    if lossless:
+        if rules or config.rest_dtype != "float32":
+            raise ConfigError("lossless: every tensor is kept whole, so leave out rules and rest_dtype")
+        rules = (Rule("*", share=False),)
+    if not isinstance(quiet, bool):
+        raise ConfigError(f"quiet: expected True or False, got {quiet!r}")
     checkpoint = open_checkpoint(source, rules, header.MAX_ENTRIES)
-    if not checkpoint.shared:
+    delta = None if base is None else Delta(open_base(base))
+    if lossless:
+        with stages(quiet) as shown:
+            return whole(checkpoint, delta, config, shown)
+    if not checkpoint.shared and delta is None:
         kept = ", ".join(checkpoint.rest) or "none at all"
         raise ModelError(
             f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
         )
-    header.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
-    work = _Work(checkpoint, config)
-    return work.by_bits(bits) if bits is not None else work.by_error(ERROR if weight_error is None else weight_error)
+    header_checks.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
+    with stages(quiet) as shown:
+        work = Source(checkpoint, config, delta, shown)
+        if not work.checkpoint.shared:
+            return work.fitted([], work.encoded([]))
+        if max_bytes is not None:
+            bits = 8 * (max_bytes + 0.5) / work.n_weights
+        if calibrate is not None and model is not None:
+            from softshare.datafree.with_batches import Wanted, with_batches
+
+            return with_batches(work, model, calibrate, Wanted(bits, loss_increase, loss, refine), tuple(rules))
+        if bits is not None:
+            return by_bits(work, bits, tuple(rules))
+        return by_error(work, ERROR if weight_error is None else weight_error)
 
 
 compress_weights = quantize
-
-
-class _Work:
-    """A checkpoint: its shared tensors as cells, and copies of the others."""
-
-    def __init__(self, checkpoint: Checkpoint, config: EncodeConfig) -> None:
-        self.checkpoint, self.config = checkpoint, config
-        self.cells = {name: self._cells(name) for name in checkpoint.shared}
-        self.rest = {name: checkpoint[name].clone() for name in checkpoint.rest}
-
-    def _cells(self, name: str) -> Cells:
-        tensor = self.checkpoint[name]
-        parts = tensor.reshape(-1).split(_CHUNK)
-        bad = sum(int((~part.float().isfinite()).sum()) for part in parts)
-        if bad:
-            problem = f"expected finite weights, but {bad} of {tensor.numel()} are NaN, infinite or beyond float32"
-            raise ModelError(f"tensor {name}: {problem}; to store it unchanged, give the rule keep:{name}")
-        largest = max(float(part.double().abs().max()) for part in parts)
-        if largest and not torch.tensor(largest, dtype=torch.float32):
-            problem = f"expected weights that float32 can hold, but the largest is {largest:g}"
-            raise ModelError(f"tensor {name}: {problem}; to store it unchanged, give the rule keep:{name}")
-        return cells_of(tensor)
-
-    def by_error(self, wanted: float) -> FittedWeights:
-        """Give every tensor the widest components that its error allows."""
-        found = {name: self._by_error(name, wanted) for name in self.cells}
-        return self._encoded({name: f for name, (f, _) in found.items()}, [t for _, t in found.values()])
-
-    def _by_error(self, name: str, wanted: float) -> tuple[Fit, QuantizedTensor]:
-        cells, aim, error = self.cells[name], wanted, math.inf
-        for _ in range(MOST_TRIES):
-            width, _ = _border(lambda width: fit(cells, width).error, aim)
-            fitted = fit(cells, width)
-            tensor = self._quantized(name, fitted)
-            error = self._error(tensor)
-            if error <= wanted:
-                return fitted, tensor
-            aim *= SAFE * wanted / error  # make room for rounding: of the codebook, and to the tensor's dtype
-        raise ConfigError(
-            f"weight_error: tensor {name} has an error of {error:.2g}, more than {wanted}, because the file rounds its "
-            f"values; allow more, give codebook_dtype='float32', or store it unchanged by the rule keep:{name}"
-        )
-
-    def by_bits(self, wanted: float) -> FittedWeights:
-        """Give all tensors components of one width, relative to their weights: the narrowest that the bits allow."""
-        n = sum(cells.n for cells in self.cells.values()) + sum(t.numel() for t in self.rest.values())
-        room = wanted * n / 8  # bytes
-        fixed = len(self._bytes([self._zeros(name) for name in self.cells]))  # names, shapes and the rest
-        if fixed > room:
-            raise ConfigError(
-                f"bits: names and unshared tensors take {8 * fixed / n:.3g} bits a weight by themselves, more than "
-                f"{wanted}; allow more, give rest_dtype='float16', or share more tensors by rules"
-            )
-        aim, last, best = SAFE * (room - fixed), 0.0, None
-        for _ in range(MOST_TRIES):
-            _, width = _border(lambda width: -sum(fit(c, width).bits for c in self.cells.values()), -8 * aim)
-            if width == last:  # the next file would be the same
-                break
-            fits = {name: fit(cells, width) for name, cells in self.cells.items()}
-            found = self._encoded(fits, [self._quantized(name, f) for name, f in fits.items()])
-            size, last = len(found.data), width
-            if size <= room and (best is None or size > len(best.data)):
-                best = found
-            if NEAR * room <= size <= room:
-                break
-            aim *= SAFE * (room - fixed) / max(1, size - fixed)
-        if best is None:
-            raise ConfigError(f"bits: found no file of at most {wanted} bits a weight; allow more")
-        return best
-
-    def _quantized(self, name: str, fitted: Fit) -> QuantizedTensor:
-        weights = self.checkpoint[name]
-        tensor, other = quantized(name, weights, fitted), magnitudes_of(name, self.checkpoint.tensors)
-        return tensor if other is None else with_norms(tensor, weights, self.checkpoint[other].shape)
-
-    def _zeros(self, name: str) -> QuantizedTensor:
-        tensor = self.checkpoint[name]
-        zeros = torch.zeros(1, dtype=torch.uint8).expand(tensor.numel())
-        return QuantizedTensor(name, tuple(tensor.shape), tensor.dtype, zeros, torch.zeros(1))
-
-    def _encoded(self, fits: Mapping[str, Fit], tensors: Sequence[QuantizedTensor]) -> FittedWeights:
-        mixtures = {name: f.mixture() for name, f in fits.items() if f.rms}
-        errors = {t.name: self._error(t) for t in tensors}
-        return FittedWeights(self._weights(tensors), mixtures, errors, self._bytes(tensors))
-
-    def _weights(self, tensors: Sequence[QuantizedTensor]) -> QuantizedWeights:
-        order = tuple(n for n in self.checkpoint.tensors if n in self.cells or n in self.rest)
-        return QuantizedWeights(tuple(tensors), self.rest, self.checkpoint.tied, order, self.checkpoint.dropped)
-
-    def _bytes(self, tensors: Sequence[QuantizedTensor]) -> bytes:
-        return encode(self._weights(tensors), self.config)
-
-    def _error(self, tensor: QuantizedTensor) -> float:
-        """The relative error of the weights that the file decodes to."""
-        values = torch.from_numpy(rounded_codebook(tensor, self.config).values).to(tensor.dtype).double()
-        square = 0.0
-        weights = self.checkpoint[tensor.name].reshape(-1)
-        for w, index in zip(weights.split(_CHUNK), tensor.indices.split(_CHUNK), strict=True):
-            square += float((values[index.int()] - w.double()).square().sum())
-        cells = self.cells[tensor.name]
-        return math.sqrt(square / cells.n) / cells.rms if cells.rms else 0.0
-
-
-def _border(rising: Callable[[float], float], limit: float) -> tuple[float, float]:
-    """Two widths close together: the function is at most `limit` at the first and above it at the second, if ever."""
-    below, above = WIDTHS
-    for _ in range(HALVINGS):
-        middle = math.sqrt(below * above)
-        below, above = (middle, above) if rising(middle) <= limit else (below, middle)
-    return below, above

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from softshare.distributed.group import Group
+from softshare.distributed.shards import assembled, local, whole
 from softshare.network.weights import SharedTensor, WeightView
 from softshare.prior.kernels import index_dtype
 from softshare.prior.mixture import Mixture
@@ -19,7 +22,11 @@ def quantize(
     mixtures: Mapping[str, Mixture],  # of each shared tensor; several tensors may have the same mixture
     values: Mapping[str, Tensor] | None = None,  # of each mixture's components, (J + 1,); by default their means
 ) -> QuantizedWeights:
-    """Assign every shared weight to its most responsible component, by the prior's own responsibilities."""
+    """Assign every shared weight to its most responsible component, by the prior's own responsibilities.
+
+    If the weights are sharded, each process gets the indices of whole tensors that it owns, by
+    `QuantizedWeights.owners`, and has the others on meta.
+    """
     groups: dict[int, list[SharedTensor]] = {}
     for s in view.shared:
         groups.setdefault(id(mixtures[s.name]), []).append(s)
@@ -27,16 +34,20 @@ def quantize(
     for group in groups.values():
         name = group[0].name
         own = values[name] if values else mixtures[name].mean
-        found |= zip((s.name for s in group), _quantize(group, mixtures[name], own.detach().float()), strict=True)
+        quantized = _quantize(group, mixtures[name], own.detach().float(), view.group)
+        found |= zip((s.name for s in group), quantized, strict=True)
     return assemble(view, found)
 
 
-def _quantize(shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The indices of one mixture's tensors, and their one codebook: 0 and the values in use."""
-    assigned = [mixture.assign(s.tensor).to(index_dtype(len(values))) for s in shared]
-    used = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+def _quantize(
+    shared: Sequence[SharedTensor], mixture: Mixture, values: Tensor, group: Group
+) -> list[tuple[Tensor, Tensor]]:
+    """The indices of one mixture's tensors that this process holds, and their one codebook: 0 and the values in use."""
+    assigned = [mixture.assign(local(s.tensor)).to(index_dtype(len(values))) for s in shared]
+    used = torch.zeros(len(values), dtype=torch.uint8, device=values.device)
     for components in assigned:
-        used[components.unique().long()] = True
+        used[components.unique().long()] = 1
+    used = group.highest_(used).bool()
     codebook, index_of = order_values(torch.where(used, values, 0.0))  # an unused value is never looked up
     index_of = index_of.to(index_dtype(len(codebook)))
     codebook = codebook.cpu()
@@ -58,6 +69,13 @@ def assemble(
     found: Mapping[str, tuple[Tensor, Tensor]],  # indices and codebook of each shared tensor
 ) -> QuantizedWeights:
     """The quantized weights, with copies of the tensors that are not shared."""
-    shared = (QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
-    rest = {name: t.detach().cpu().clone() for name, t in view.rest.items()}
-    return QuantizedWeights(tuple(shared), rest, dict(view.tied), view.order, tuple(view.dropped))
+    shared = tuple(QuantizedTensor(s.name, tuple(s.tensor.shape), s.tensor.dtype, *found[s.name]) for s in view.shared)
+    quantized = QuantizedWeights(shared, view.rest, dict(view.tied), view.order, tuple(view.dropped))
+    group = view.group
+    if group.size == 1:
+        return replace(quantized, rest={name: local(t).detach().cpu().clone() for name, t in view.rest.items()})
+    owners = dict(zip(quantized.tensors, quantized.owners(group.size), strict=True))
+    indices = (assembled(t.indices, s.tensor, group, owners[t.name]) for t, s in zip(shared, view.shared, strict=True))
+    shared = tuple(replace(t, indices=own.flatten()) for t, own in zip(shared, indices, strict=True))
+    rest = {name: whole(t, group, owners[name]).clone() for name, t in view.rest.items()}
+    return replace(quantized, shared=shared, rest=rest)
