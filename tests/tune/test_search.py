@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import math
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +26,7 @@ from softshare.tune.search import Job, StudyConfig, _HopelessError, _Watch, tune
 from softshare.tune.space import search_space, values_in, with_values
 from softshare.tune.study import ask, requeue
 from softshare.tune.trials import Row
+from studies import started, trials_said, wait_for
 
 BASE = CompressConfig().override(backend="torch", epochs=2, width=0.15)
 HELD = ("epochs", "components", "width")
@@ -358,7 +354,7 @@ def test_a_base_outside_the_ranges_is_refused_before_anything_is_trained(tmp_pat
 def test_the_network_is_pre_trained_once_for_a_study_and_is_the_same_after_a_stop(tmp_path: Path) -> None:
     called: list[int] = []
 
-    def pretrain_(task: Any) -> None:
+    def pretrain_(task: Any, _: object) -> None:
         called.append(1)
         for parameter in task.model.parameters():
             nn.init.normal_(parameter)
@@ -479,30 +475,6 @@ def test_trials_are_asked_for_one_process_at_a_time(tmp_path: Path, monkeypatch:
     assert taken == [True, True]
 
 
-@contextlib.contextmanager
-def started(
-    folder: Path, trials: int, log: Path, prelude: str = "", **environment: object
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`softshare tune` of the small task, in a process of its own, which is ended with the block."""
-    args = ["tune", f"{tuning.__file__}:make_task", "--out", folder, "--trials", trials, "--epochs", 2]
-    args += ["--backend", "torch", "--width", 0.15, "--error-bound", 100]
-    code = f"import sys\n{prelude}\nfrom softshare.cli.app import main\nsys.exit(main({[str(a) for a in args]!r}))"
-    variables = {name: str(value) for name, value in environment.items()}
-    with (
-        log.open("wb") as file,
-        subprocess.Popen([sys.executable, "-c", code], stderr=file, env={**os.environ, **variables}) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def trials_said(log: Path) -> list[int]:
-    words = [line.split() for line in log.read_text().splitlines()]
-    return [int(w[1].rstrip(":")) for w in words if w[:1] == ["trial"]]
-
-
 @pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path: Path) -> None:
     """None is lost, none is run twice, and both have a part in it."""
@@ -524,11 +496,7 @@ def test_two_processes_share_a_study(tmp_path: Path) -> None:
 def test_a_trial_whose_process_was_killed_is_run_by_the_next(tmp_path: Path) -> None:
     folder, hang, log = tmp_path / "s", tmp_path / "hang", tmp_path / "log"
     with started(folder, 4, log, HANG=hang, TRIALS=folder / "trials") as process:
-        until = time.monotonic() + 300
-        while not hang.exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_for(hang, process, log)
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
     assert [t.state.name for t in optuna_trials(folder)] == ["COMPLETE", "COMPLETE", "RUNNING"]

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from softshare.config import Range
 from softshare.errors import ConfigError, NotAvailableError
 from softshare.task import Metric
+from softshare.tune import storages
 from softshare.tune import study as studies
 from softshare.tune.samplers import make_sampler
 from softshare.tune.study import (
@@ -44,7 +45,7 @@ class Shared(NamedTuple):
     """A study, and its storage as one process opened it."""
 
     study: optuna.Study
-    storage: optuna.storages.RDBStorage
+    storage: storages.Storage
 
     def ask(self, trials: int = 10) -> optuna.Trial | None:
         return ask(self.study, self.storage, SPACE, trials)
@@ -165,7 +166,7 @@ def test_a_process_that_died_before_the_first_heartbeat_is_not_waited_for(opened
 
 @pytest.mark.slow
 def test_a_trial_with_heartbeats_is_not_given_up(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(storages, "HEARTBEAT", 0.1)
     shared = opened()
     shared.storage.grace_period = 1
     trial = shared.begin(1)
@@ -181,7 +182,7 @@ def test_a_trial_with_heartbeats_is_not_given_up(opened: Opened, monkeypatch: py
 def test_heartbeats_outlast_an_error_of_the_storage_and_end_with_the_trial(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(studies, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(storages, "HEARTBEAT", 0.02)
     shared, beats = opened(), list[int]()
     trial = shared.begin()
 
@@ -286,11 +287,24 @@ def test_a_storage_that_cannot_be_opened(url: str) -> None:
         pass
 
 
-def test_a_storage_whose_driver_is_not_installed() -> None:
+def test_a_storage_whose_driver_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     url = "postgresql://name:secret@host/base"
-    with pytest.raises(NotAvailableError, match="the study's storage: ") as caught, open_storage(url):
+    with (
+        pytest.raises(NotAvailableError, match=r"storage: .*psycopg.*softshare\[storage\]") as caught,
+        open_storage(url),
+    ):
         pass
     assert "secret" not in str(caught.value)
+
+
+def test_postgresql_has_the_driver_that_we_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever SQLAlchemy takes: before 2.1 it was another one."""
+    asked = []
+    monkeypatch.setattr("softshare.tune.storages.RDBStorage", lambda url, **_: asked.append(url))
+    for scheme in ("postgresql", "postgresql+pg8000", "mysql"):
+        storages.make_storage(f"{scheme}://host/base", lambda study, trial: None)
+    assert asked == ["postgresql+psycopg://host/base", "postgresql+pg8000://host/base", "mysql://host/base"]
 
 
 @pytest.mark.parametrize("package", ["optuna", "scipy", "filelock"])

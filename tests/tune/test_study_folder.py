@@ -37,6 +37,20 @@ def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
         prepare_folders(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["summary.csv", "front.png", "settings.png"])
+def test_what_no_study_has_written_is_refused_and_stays(name: str, tmp_path: Path) -> None:
+    """A study in a folder with a summary.csv or a front.png of something else replaced it at its end."""
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{name}: no study has written the file that is there"):
+        prepare_folders(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_an_earlier_summary_may_be_replaced(tmp_path: Path) -> None:
+    write_summary(with_front(ROWS, Metric()), tmp_path, "net", {}, no_others("net"), Metric())
+    prepare_folders(tmp_path)
+
+
 def test_a_drawing_that_fails_costs_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("no")

@@ -59,6 +59,11 @@ def test_the_page_says_which_trial_to_take(study: Path) -> None:
     assert f"<code>softshare compress lenet-300-100 --config {settings}</code>" in page
     assert page.count('<tr class="taken">') == 1
     cells = re.findall(r'<tr(?: class="taken")?><td data-value="(\d+)">', page)
+    taken = page.partition('<tr class="taken">')[2].partition("</tr>")[0]
+    assert re.findall(r">([^<]+)</td>", taken)[:6] == ["36", "take this", "1.52", "1.66", "8,611", "123.8"]
+    assert page.count("stopped early") == sum(
+        ",pruned," in line for line in (KEPT / "summary.csv").read_text().splitlines()
+    )
     assert cells[:12] == ["21", "13", "18", "45", "0", "40", "34", "35", "43", "36", "7", "47"]  # the front first
 
 

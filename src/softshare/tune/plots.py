@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from softshare.config import Range
-from softshare.report.style import BAD, FAINT, INK, SERIES, colours, new_figure
+from softshare.report.style import BAD, FAINT, INK, SERIES, colours, new_figure, scale
 from softshare.result import frontier
 from softshare.task import Metric
 from softshare.tune.space import Space
 from softshare.tune.trials import Row, chance, rank_correlations
 
 CROWDED = 4  # times the median
+FRONT_SIZE = 6.4, 10.5
 _RINGS = "oDs^"
 Points = list[tuple[float, float]]  # (compression ratio, how much worse the metric is: points of accuracy lost)
 
@@ -94,12 +95,12 @@ def _panel(
 
 
 def draw_front(data: FrontData) -> Any:
-    """What is lost against ratio, a point a trial, coloured by order; the front as a line; others as rings."""
-    figure = new_figure(6.4, 10.5)
+    """What is lost against ratio. Trials are points, coloured by order, the front is a line, and others are rings."""
+    figure = new_figure(*FRONT_SIZE)
     from matplotlib.ticker import LogLocator
 
     for axes, panel in zip(figure.subplots(2, 1, sharey=True), (data.file, data.paper), strict=True):
-        points: dict[str, Any] = {"c": data.order, "cmap": "viridis_r", "edgecolors": FAINT, "linewidths": 0.4}
+        points: dict[str, Any] = {"c": data.order, "cmap": scale(), "edgecolors": FAINT, "linewidths": 0.4}
         dots = axes.scatter(*zip(*panel.trials, strict=True), s=24, zorder=2, **points)
         axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
         marks = [("its files, on the test set", panel.tested, {"marker": "*", "c": BAD})]
@@ -176,14 +177,15 @@ def _place(value: float, range: Range) -> float:
 
 
 def draw_settings(data: SettingsData) -> Any:
-    """Above, a line a trial through its settings, the front's coloured by ratio; below, rank correlations."""
-    figure = new_figure(max(6.4, 0.68 * len(data.names)), 7)
+    """Above, each trial is a line through its settings, coloured by ratio on the front. Below, rank correlations."""
+    width = max(FRONT_SIZE[0], 0.68 * len(data.names))
+    figure = new_figure(width, width * FRONT_SIZE[1] / FRONT_SIZE[0])  # beside the front on the page, and as tall
     lines, bars = figure.subplots(2, 1, height_ratios=(3, 2))
     places = range(len(data.names))
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
-    colours: Any = ScalarMappable(LogNorm(min(data.ratios), max(data.ratios)), "viridis_r")
+    colours: Any = ScalarMappable(LogNorm(min(data.ratios), max(data.ratios)), scale())
     for line, ratio, best in sorted(zip(data.lines, data.ratios, data.on_front, strict=True), key=lambda t: t[2]):
         style = {"color": colours.to_rgba(ratio), "linewidth": 1.8} if best else {"color": FAINT, "linewidth": 0.3}
         lines.plot(places, line, **style)

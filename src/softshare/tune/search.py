@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from softshare._util.files import read_bytes, require_plain
-from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, output_folder
+from softshare._util.run_folder import MODEL, PRETRAINED, PRETRAINING, RESULT, output_folder
 from softshare._util.run_lock import is_written, sole_writer
+from softshare._util.words import duration
 from softshare.compressed import Compressed
 from softshare.config import CompressConfig
 from softshare.errors import ConfigError, DivergedError, NotANumberError
@@ -30,6 +31,7 @@ from softshare.result import Result, measure
 from softshare.route import compress
 from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord, Hook, Hooks, no_hooks, say_nothing
+from softshare.train.resume import Checkpoint
 from softshare.tune.plots import Others, no_others
 from softshare.tune.space import Space, require_inside, search_space, values_in, with_values
 from softshare.tune.study import (
@@ -45,11 +47,13 @@ from softshare.tune.study import (
     require_optuna,
 )
 from softshare.tune.study_folder import TRIALS, prepare_folders, trial_folder, with_tests, write_summary
-from softshare.tune.trials import MEASURED, REASON, Row, rows_of
+from softshare.tune.trials import MEASURED, REASON, Row, front, rows_of
 
 if TYPE_CHECKING:
     import optuna
     from filelock import FileLock
+
+    from softshare.tune.storages import Storage
 
 SAMPLERS = ("gp", "tpe", "nsga2")
 # How much worse than before makes a trial hopeless, unless a bound is given.
@@ -67,7 +71,7 @@ class StudyConfig:
     trials: int = 40  # total number of finished ones, across processes and restarts
     sampler: str = "gp"  # of SAMPLERS
     error_bound: float | None = None  # of the metric on validation data; None: that of the network before, and RISE
-    storage: str | None = None  # any Optuna storage address; None: an SQLite file in the folder
+    storage: str | None = None  # an address as docs/tuning.md has them; None: an SQLite file in the folder
     name: str | None = None  # of the study in its storage; None: the task's
 
     def __post_init__(self) -> None:
@@ -88,7 +92,7 @@ class Job:
     method: str = "softshare"
     recorded: Mapping[str, Any] = field(default_factory=dict)  # of the task, beside the config in every result
     weights: Path | None = None  # of the network that all trials start from; None: the task's, after `pretrain_`
-    pretrain_: Callable[[Task], object] = lambda task: None  # called once for a study
+    pretrain_: Callable[[Task, Checkpoint], object] = lambda task, checkpoint: None  # called once for a study
     judge: Task | None = None  # a task of the same, which reads the test set; None: the task itself
     others: Callable[[str], Others] = no_others  # what was published of a network, by its name
 
@@ -112,7 +116,7 @@ def tune(
     require_inside(job.config, job.space)
     WeightView.of(job.task.model, job.config.prior.rules).check()
     prepare_folders(job.folder)
-    for name in (LOCK, STUDY, PRETRAINED):
+    for name in (LOCK, STUDY, PRETRAINED, PRETRAINING):
         require_plain(job.folder / name)
     lock, url = FileLock(job.folder / LOCK), asked.storage or f"sqlite:///{(job.folder / STUDY).resolve()}"
     with quiet(), contextlib.ExitStack() as stack:
@@ -125,6 +129,7 @@ def tune(
             metric = job.task.metric
             with reading():
                 found = rows_of(search.study, metric)
+            search.collect(front(found))
             rows = with_tests(found, job.folder, job.judge or job.task)
             write_summary(rows, job.folder, job.task.name, search.space, job.others(job.task.name), metric, say)
     return rows
@@ -133,6 +138,7 @@ def tune(
 def _start_(job: Job, say: Callable[[str], None]) -> None:
     """Put the study's network into the task: every trial of every process starts from the same weights."""
     file, model = job.folder / PRETRAINED, job.task.model
+    checkpoint = Checkpoint(job.folder / PRETRAINING, say=say)
     if job.weights:
         load_state_(model, load_checkpoint(job.weights), str(job.weights))
     if file.exists():
@@ -143,8 +149,9 @@ def _start_(job: Job, say: Callable[[str], None]) -> None:
         say(f"pre-trained weights: {file}")
     else:
         if not job.weights:
-            job.pretrain_(job.task)
+            job.pretrain_(job.task, checkpoint)
         save_checkpoint(file, model.state_dict())
+    checkpoint.remove()
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -158,7 +165,7 @@ class _Search:
         self,
         job: Job,
         asked: StudyConfig,
-        storage: optuna.storages.RDBStorage,
+        storage: Storage,
         hooks: Hooks,
         say: Callable[[str], None],
     ) -> None:
@@ -206,7 +213,7 @@ class _Search:
             if trial:
                 done = count(self.study).finished
                 pace = (time.monotonic() - began) / max(1, done - before)  # of all processes
-                left = _duration(pace * max(0, self.asked.trials - done))
+                left = duration(pace * max(0, self.asked.trials - done))
                 self.say(f"trial {trial.number}: {outcome}; {done} of {self.asked.trials} done, {left} left")
             elif not waiting:
                 waiting = True
@@ -253,14 +260,41 @@ class _Search:
             trial.set_user_attr(REASON, reason)
             self.study.tell(trial, state=TrialState.PRUNED)
             return f"pruned, {reason}"
-        self.study.tell(trial, [self.metric.badness(result.error_after), result.file_bytes])
+        values = [self.metric.badness(result.error_after), float(result.file_bytes)]
+        if self.asked.storage:
+            self.send(trial, values)
+        self.study.tell(trial, values)
         return f"{self.metric.name} {self.metric.text(result.error_after)}, {result.file_bytes:,} bytes"
+
+    def send(self, trial: optuna.Trial, values: list[float]) -> None:
+        """Put the file into the storage, if it is of the front: the process that sums up may be on another machine."""
+        from softshare.tune.sending import MOST_SENT, is_beaten, send
+
+        if is_beaten(values, self.study):
+            return
+        folder = trial_folder(self.job.folder / TRIALS, trial.number)
+        if not send(self.study, self.storage, trial, folder):
+            self.say(f"{folder / MODEL} stays here, because it has more than {MOST_SENT:,} bytes")
+
+    def collect(self, best: Sequence[Row]) -> None:
+        """Get the files of the front that other machines have made."""
+        from softshare.tune.sending import fetch
+
+        for row in best:
+            folder = trial_folder(self.job.folder / TRIALS, row.trial)
+            if self.asked.storage and not (folder / RESULT).exists():
+                with reading():
+                    found = fetch(self.study, self.storage, row.trial, folder)
+                if not found:
+                    self.say(f"trial {row.trial} of the front stays on the machine that made it")
 
     def try_one(self, trial: optuna.Trial) -> Result:
         """Compress, measure, write; an error says that it is hopeless."""
         config = with_values(self.job.config, trial.params)
         watch = _Watch(self.bound, self.metric)
-        compressed = compress(self.blind, config, [watch, *self.hooks(f"trial {trial.number}")], target=None)
+        compressed = compress(
+            self.blind, config, [watch, *self.hooks(f"trial {trial.number}")], target=None, say=say_nothing
+        )
         result = self.keep(trial, compressed, config)
         if not any(t.n_nonzero for t in compressed.quantized.shared):
             raise _HopelessError("collapsed: every shared weight is zero")
@@ -301,7 +335,3 @@ class _Watch(Hook):
         if not self.metric.loss(self.bound, error) <= 0:
             value, bound = self.metric.text(error), self.metric.text(self.bound)
             raise _HopelessError(f"validation {self.metric.name} {value}, past the bound of {bound}")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"

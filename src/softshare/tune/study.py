@@ -1,14 +1,15 @@
 """An Optuna study that several processes share and any of them may leave: no trial is run twice, none is lost.
 
-Every running trial has a heartbeat in the storage. When it stops, Optuna fails the trial and queues another one with
-the same settings, which goes to the next process that asks. Processes that share a folder know at once, by its locks,
-that a process has died.
+Every running trial has a heartbeat in the storage (see `storages`). When it stops, Optuna fails the trial and queues
+another one with the same settings, which goes to the next process that asks. Processes that share a folder know at
+once, by its locks, that a process has died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,8 @@ from softshare.tune.space import Space
 if TYPE_CHECKING:
     import optuna
 
-HEARTBEAT, GRACE = 10, 60  # seconds between heartbeats, and without any until a trial's process counts as dead
+    from softshare.tune.storages import Storage
+
 RETRIES = 2  # of a trial whose process died: the trial itself may be the cause
 # Attributes of a trial: that it has a heartbeat, that all its settings are drawn, and that it is not to be run again.
 _BEATS, _DRAWN, _GIVEN_UP = "beats", "drawn", "given up"
@@ -60,15 +62,22 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _storage_errors() -> Iterator[None]:
     """Those of a database as ours; its address is not told, for it may hold a password."""
-    import optuna
-    import sqlalchemy.exc
-
     try:
         yield
-    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as problem:
+    except _errors() as problem:
         raise ConfigError(
             f"the study's storage: {_said(problem)}; once it is right, run the same command again"
         ) from problem
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Those that the storages raise."""
+    import optuna
+    import sqlalchemy.exc
+
+    redis = sys.modules.get("redis")
+    of_redis = (redis.exceptions.RedisError,) if redis else ()
+    return optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *of_redis
 
 
 def _said(problem: Exception) -> str:
@@ -94,32 +103,25 @@ def reading() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
-    """A database by its address, until the end of the block; its errors are raised as ours."""
-    import optuna
+def open_storage(url: str) -> Iterator[Storage]:
+    """The storage at an address, until the end of the block; its errors are raised as ours."""
+    from softshare.tune.storages import closing, make_storage
 
-    wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # seconds, for another to write
     with _storage_errors():
         try:
             with reading():
-                storage = optuna.storages.RDBStorage(
-                    url,
-                    engine_kwargs=wait,
-                    heartbeat_interval=HEARTBEAT,
-                    grace_period=GRACE,
-                    heartbeat_stale_trial_callback=_queue_again,
-                )
+                storage = make_storage(url, _queue_again)
         except ImportError as problem:
-            raise NotAvailableError(f"the study's storage: {problem.__cause__ or problem}") from problem
-        try:
+            raise NotAvailableError(
+                f"the study's storage: {problem.__cause__ or problem}. Drivers for PostgreSQL and Redis: "
+                "pip install 'softshare[storage]'"
+            ) from problem
+        with closing(storage):
             yield storage
-        finally:
-            storage.remove_session()
-            storage.engine.dispose()
 
 
 def open_study(
-    storage: optuna.storages.RDBStorage,
+    storage: Storage,
     name: str,
     settings: Mapping[str, Any],
     sampler: optuna.samplers.BaseSampler,
@@ -162,7 +164,7 @@ def count(study: optuna.Study) -> Counts:
 
 def ask(
     study: optuna.Study,
-    storage: optuna.storages.RDBStorage,
+    storage: Storage,
     space: Space,
     trials: int,
     is_dead: Callable[[int], bool] | None = None,
@@ -194,9 +196,7 @@ def _distribution(range: Range) -> optuna.distributions.BaseDistribution:
     return FloatDistribution(range.low, range.high, log=range.log)
 
 
-def _requeue_lost(
-    study: optuna.Study, storage: optuna.storages.RDBStorage, is_dead: Callable[[int], bool] | None
-) -> None:
+def _requeue_lost(study: optuna.Study, storage: Storage, is_dead: Callable[[int], bool] | None) -> None:
     """Give up the trials whose process died, and queue them again."""
     import optuna
 
@@ -266,31 +266,32 @@ def place(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> int:
     return sum(first(t) is None for t in before)
 
 
-def _trial_id(study: optuna.Study, storage: optuna.storages.RDBStorage, number: int) -> int:
-    return storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study.study_name), number)
+def _begin_heartbeat(study: optuna.Study, storage: Storage, number: int) -> None:
+    from softshare.tune.storages import trial_id
 
-
-def _begin_heartbeat(study: optuna.Study, storage: optuna.storages.RDBStorage, number: int) -> None:
-    trial_id = _trial_id(study, storage, number)
-    storage.record_heartbeat(trial_id)
-    storage.set_trial_user_attr(trial_id, _BEATS, True)
+    own = trial_id(study, storage, number)
+    storage.record_heartbeat(own)
+    storage.set_trial_user_attr(own, _BEATS, True)
 
 
 @contextlib.contextmanager
-def heartbeats(study: optuna.Study, storage: optuna.storages.RDBStorage, trial: optuna.Trial) -> Iterator[None]:
+def heartbeats(study: optuna.Study, storage: Storage, trial: optuna.Trial) -> Iterator[None]:
     """One every few seconds, for as long as the trial runs.
 
     Optuna's own thread is private to `Study.optimize`, and it ends at the first error of the storage; a trial that is
     alive would then be given up.
     """
-    import optuna
+    from optuna.exceptions import UpdateFinishedTrialError
 
-    trial_id, stop = _trial_id(study, storage, trial.number), threading.Event()
+    from softshare.tune import storages
+
+    own, stop = storages.trial_id(study, storage, trial.number), threading.Event()
 
     def beat() -> None:
-        while not stop.wait(HEARTBEAT):
-            with contextlib.suppress(optuna.exceptions.StorageInternalError):  # the next one may pass
-                storage.record_heartbeat(trial_id)
+        while not stop.wait(storages.HEARTBEAT):
+            # The next one may pass. If another process has given up the trial, its end says so.
+            with contextlib.suppress(*_errors(), OSError, UpdateFinishedTrialError):
+                storage.record_heartbeat(own)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from softshare._util.files import read_bytes, require_folder, require_writable, write_atomic
+from softshare._util.files import read_bytes, require_folder, require_plain, require_writable, write_atomic
 from softshare._util.run_folder import MODEL, PRETRAINED, RESULT, remove_run, write_pair
 from softshare.codec import load_into_
+from softshare.errors import ConfigError
 from softshare.network.checkpoint import load_checkpoint
 from softshare.network.wrapped import copied, unwrapped
 from softshare.report.style import can_draw, styled, to_png
@@ -22,13 +23,26 @@ from softshare.tune.space import Space
 from softshare.tune.trials import Row, front, to_csv
 
 TRIALS, FRONT = "trials", "front"
+SUMMARY_OPENING = b"trial,state,"  # its first columns
 SUMMARY, FRONT_PLOT, SETTINGS_PLOT = "summary.csv", "front.png", "settings.png"
 
 
 def prepare_folders(folder: Path) -> None:
+    """Make them. What would be replaced at the end must be a study's."""
     for needed in (folder, folder / TRIALS, folder / FRONT):
         require_folder(needed)
+    is_summed_up = require_plain(folder / SUMMARY) is not None
+    if is_summed_up and not read_bytes(folder / SUMMARY).startswith(SUMMARY_OPENING):
+        raise _foreign(folder / SUMMARY)
+    for plot in (FRONT_PLOT, SETTINGS_PLOT):
+        if require_plain(folder / plot) is not None and not is_summed_up:
+            raise _foreign(folder / plot)
+    for needed in (folder, folder / TRIALS, folder / FRONT):
         require_writable(needed)
+
+
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(f"cannot write {path}: no study has written the file that is there. Give another --out")
 
 
 def trial_folder(folder: Path, number: int) -> Path:

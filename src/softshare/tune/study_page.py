@@ -23,16 +23,18 @@ from softshare.tune.space import known_ranges
 from softshare.tune.study_folder import FRONT, SUMMARY, trial_folder
 from softshare.tune.trials import Row, from_csv, front
 
+STOPPED = "stopped early"  # what a pruned trial has in place of figures
 CAPTIONS = {  # LOST and METRIC stand for those of the study
     "front": (
         "Trials",
-        "LOST against ratio, a point a trial, coloured by order. Above by whole files, below by the paper's "
-        "format; what others have published stands beside its like only. (Figure 2 of the paper.)",
+        "LOST against ratio. Each point is a trial, and its colour is its place in the order. The upper panel counts "
+        "whole files, the lower one the paper's format. Each has the published figures that were counted in the same "
+        "way. (Figure 2 of the paper.)",
     ),
     "settings": (
         "Settings",
-        "A line a trial through its settings, the front's in colour; and the rank correlation of each setting with "
-        "METRIC and bytes.",
+        "Each line is a trial and passes through its settings. Those of the front are coloured. Below is the rank "
+        "correlation of each setting with METRIC and bytes.",
     ),
 }
 
@@ -67,7 +69,7 @@ def _write(study: Path, folder: Path, rows: Sequence[Row], others: Callable[[str
         figures=sections,
         facts=_facts(study, taken),
         command=_command(study, taken),
-        table=_table(rows, metric, taken),
+        tables=[_table(rows, metric, taken)],
     )
     write_atomic(written[0], render(page).encode())
     return written
@@ -143,15 +145,17 @@ def _table(rows: Sequence[Row], metric: Metric, taken: Choice | None) -> Table:
     heads = ["trial", "on the front", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio", *names]
     lines, marks = [], {}
     for k, row in enumerate(by_front(rows)):
-        values = [row.validation_error, row.test_error, row.file_bytes, row.ratio, *map(row.settings.get, names)]
-        of_values = [(value, "" if value is None else _text(value)) for value in values]
+        values: list[tuple[float | None, Callable[[float], str]]] = [
+            (row.validation_error, metric.number),
+            (row.test_error, metric.number),
+            (row.file_bytes, "{:,}".format),
+            (row.ratio, "{:.1f}".format),
+            *((row.settings.get(name), "{:.4g}".format) for name in names),
+        ]
+        of_values = [(value, "" if value is None else text(value)) for value, text in values]
         is_taken = taken is not None and row == taken.row
         if is_taken:
             marks[k] = "taken"
-        on_front = "take this" if is_taken else "yes" if row.on_front else ""
+        on_front = "take this" if is_taken else "yes" if row.on_front else "" if row.state == "complete" else STOPPED
         lines.append([(row.trial, str(row.trial)), (int(row.on_front), on_front), *of_values])
     return Table("trials", "All trials", heads, lines, marks)
-
-
-def _text(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
