@@ -120,7 +120,7 @@ def test_constants_that_vanish() -> None:
     values = torch.tensor([0.0, -1.0, 1.0])
 
     def vanish(*steps: nn.Module) -> list[bool]:
-        return find_links(between(*steps))[0][0].vanishes(values).tolist()
+        return find_links(between(*steps))[0][0].vanishes(values, {}).tolist()
 
     assert vanish(nn.ReLU(inplace=True)) == [True, True, False]
     assert vanish(nn.MaxPool2d(2), nn.ReLU()) == [True, True, False]

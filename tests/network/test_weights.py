@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from softshare.codec.header import MAX_ENTRIES
 from softshare.config import Rule
 from softshare.errors import ConfigError, ModelError
-from softshare.network.weights import WeightView, check_fits, layout, load_state_
+from softshare.network.weights import MAX_TENSORS, SharedTensor, WeightView, check_fits, layout, load_state_
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -255,6 +257,23 @@ def test_check_no_parameter_to_share() -> None:
     ):
         with pytest.raises(ModelError, match=f"no parameter to share.*{named}"):
             WeightView.of(model, rules).check()
+
+
+def test_check_refuses_more_tensors_than_a_file_can_hold_at_once() -> None:
+    assert MAX_TENSORS == MAX_ENTRIES
+    state = {f"{i}.weight": nn.Parameter(torch.ones(1)) for i in range(100_000)}
+    view = WeightView(tuple(SharedTensor(name, tensor) for name, tensor in state.items()), {}, {})
+    start = time.perf_counter()
+    with pytest.raises(ModelError, match="at most 65,536 tensors, as a file can hold, got 100,000"):
+        view.check()
+    assert len(view.layers()) == 100_000  # in linear time: it took minutes
+    assert time.perf_counter() - start < 10
+
+
+def test_a_module_without_weights_joins_the_first_with_some() -> None:
+    names = {"a.weight": 0, "b.weight": 6, "b.bias": 3, "c.weight": 0, "d.weight": 2}
+    view = WeightView(tuple(SharedTensor(name, torch.zeros(n)) for name, n in names.items()), {}, {})
+    assert view.layers() == [("b.weight", "b.bias", "a.weight", "c.weight"), ("d.weight",)]
 
 
 def test_check_values_that_are_not_finite() -> None:

@@ -122,3 +122,46 @@ def test_the_mode_stays() -> None:
     small = ss.shrink(model, inputs=(IMAGES,))
     assert small.training
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+class Reused(nn.Module):
+    """Two layers with one matrix between them, whose units a third layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.two, self.last = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = x + torch.relu(self.one(x))
+        return self.last(x + torch.relu(self.two(x)))  # type: ignore[no-any-return]
+
+
+def test_tied_tensors_stay_tied() -> None:
+    model = prepared(Reused())
+    with torch.no_grad():
+        model.get_parameter("one.weight")[:, [1, 2]] = 0
+        model.get_parameter("last.weight")[:, [1, 2]] = 0
+    x = torch.randn(4, 3).double()
+    small = ss.shrink(model, inputs=(x,))
+    assert small.get_parameter("one.weight").shape == (3, 3)
+    assert small.get_parameter("two.weight") is small.get_parameter("one.weight")
+    torch.testing.assert_close(small(x), model(x))
+    assert len(list(small.parameters())) == len(list(model.parameters()))
+
+
+def test_a_convolution_with_groups_loses_one_place_of_each_group() -> None:
+    """Six channels in two groups: places 1 of both are read by nothing behind, and places 2 of both are not read."""
+    model = prepared(nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 8, 3, groups=2), nn.Conv2d(8, 3, 1)))
+    with torch.no_grad():
+        model.get_parameter("2.weight")[:, 2] = 0
+        model.get_parameter("3.weight")[:, [1, 5]] = 0
+        model.get_parameter("3.weight")[:, 0] = 0  # its twin in the other group is read
+    small = ss.shrink(model, inputs=(IMAGES,))
+    layer = small.get_submodule("2")
+    assert isinstance(layer, nn.Conv2d)
+    assert layer.weight.shape == (6, 2, 3, 3)
+    assert (layer.in_channels, layer.out_channels, layer.groups) == (4, 6, 2)
+    assert small.get_parameter("0.weight").shape[0] == 4
+    torch.testing.assert_close(small(IMAGES), model(IMAGES))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from softshare.simplify.speed import Inputs, costs
+from softshare.errors import ConfigError
+from softshare.simplify.speed import Inputs, Speed, Timing, costs, speed_of
 
 
 class Named(nn.Module):
@@ -44,3 +45,25 @@ def test_networks_are_left_as_they_are() -> None:
     assert model.training
     for name, t in model.state_dict().items():
         torch.testing.assert_close(t, before[name], rtol=0, atol=0)
+
+
+def test_the_speed_of_a_smaller_network() -> None:
+    """Weights and multiply-adds by hand; times of a network that computes hundreds of times less."""
+    whole, small = nn.Linear(2000, 2000), nn.Linear(2000, 2, bias=False)
+    speed = speed_of(whole, small, (torch.ones(64, 2000),))
+    assert (speed.weights_before, speed.weights_after) == (2000 * 2000 + 2000, 4000)
+    assert (speed.macs_before, speed.macs_after) == (2000 * 2000, 4000)
+    assert speed.macs_ratio == 0.001
+    assert [timing.batch_size for timing in speed.timings] == [1, 64]
+    for timing in speed.timings:
+        assert timing.device.startswith("CPU, ")
+        assert timing.times == timing.before / timing.after > 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("before", 0.0), ("after", float("inf"))])
+def test_times_that_nobody_measures_are_refused(name: str, value: float) -> None:
+    timing: dict[str, object] = {"device": "CPU", "batch_size": 1, "before": 1.0, "after": 1.0, name: value}
+    with pytest.raises(ConfigError, match=f"{name}: expected a"):
+        Timing(**timing)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="macs_before: expected a number above 0, got 0"):
+        Speed(1, 1, 0, 0, ())

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
-from softshare.simplify.trial import broken_by_outputs, broken_links
+from softshare.quantization.quantized import QuantizedWeights
+from softshare.simplify.changes import Changes
+from softshare.simplify.trial import allowed, allowed_by_outputs
+from softshare.target.files import Files
 
 Batch = tuple[Tensor, Tensor]
 KEPT = (ss.Rule("second.*", share=False),)  # no loss trains it in some of the tests
@@ -86,7 +89,8 @@ def test_the_model_is_only_read() -> None:
     quantized = ss.MixturePrior(task.model, CONFIG.prior).quantize().quantized
     before = {name: t.clone() for name, t in task.model.state_dict().items()}
     random = torch.get_rng_state()
-    assert list(broken_links(dataclasses.replace(task, train=Shuffled(list(task.train))), quantized)) == ["hidden"]
+    task_in_disorder = dataclasses.replace(task, train=Shuffled(list(task.train)))
+    assert list(allowed(task_in_disorder, Changes(), quantized).broken) == ["hidden"]
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(t, before[name]) for name, t in task.model.state_dict().items())
 
@@ -139,11 +143,77 @@ def test_without_a_task_the_outputs_decide() -> None:
     model, image = task.model, next(iter(task.train))[0][0]
     quantized = ss.MixturePrior(model, CONFIG.override(rules=()).prior).quantize().quantized
     reason = {"0": "with its units in another order the network has other outputs"}
-    assert broken_by_outputs(model, [((image,), {})], quantized) == reason
-    assert list(broken_by_outputs(model, [], quantized)) == ["0", "3"]  # nothing to compare
-    assert list(broken_by_outputs(model, [((image[:, :2],), {})], quantized)) == ["0", "3"]  # it raises
+    assert allowed_by_outputs(model, [((image,), {})], Changes(), quantized).broken == reason
+    assert list(allowed_by_outputs(model, [], Changes(), quantized).broken) == ["0", "3"]  # nothing to compare
+    assert list(allowed_by_outputs(model, [((image[:, :2],), {})], Changes(), quantized).broken) == [
+        "0",
+        "3",
+    ]  # it raises
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     quantized = ss.MixturePrior(model, CONFIG.override(rules=()).prior).quantize().quantized
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    assert broken_by_outputs(model, [((), {"input": torch.randn(3, 4)})], quantized) == {}
+    assert allowed_by_outputs(model, [((), {"input": torch.randn(3, 4)})], Changes(), quantized).broken == {}
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+# The file at the end
+
+
+def quantized_of(task: ss.Task) -> QuantizedWeights:
+    return ss.MixturePrior(task.model, ss.PriorConfig(components=16, zero_mixing=0.05)).quantize().quantized
+
+
+def test_what_changed_the_loss_is_undone_and_said() -> None:
+    """Here the symmetries are made without asking the task."""
+    task = make_task("both", "forward")
+    files, quantized = Files(task, CONFIG), quantized_of(task)
+    simplified = files.simplify(quantized)
+    assert simplified.moved
+    verified = files.verified(simplified, gain=0.0)
+    assert verified.quantized is quantized
+    assert not verified.moved
+    (said,) = verified.messages
+    assert said.startswith("nothing is simplified, because in the file the loss would be ")
+
+
+def test_what_keeps_the_loss_is_kept() -> None:
+    task = make_task("forward", "forward")
+    files = Files(task, CONFIG)
+    simplified = files.simplify(quantized_of(task))
+    assert simplified.moved
+    assert files.verified(simplified, gain=0.0) is simplified
+
+
+def test_what_encoding_changes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task("forward", "forward")
+    files = Files(task, CONFIG)
+    simplified = files.simplify(quantized_of(task))
+    decoded = files.decoded
+
+    def lossy(quantized: QuantizedWeights) -> nn.Module:
+        network = decoded(quantized)
+        with torch.no_grad():
+            network.get_parameter("head.weight").zero_()
+        return network
+
+    monkeypatch.setattr(files, "decoded", lossy)
+    verified = files.verified(simplified, gain=0.0)
+    assert verified.quantized is simplified.quantized
+    assert verified.messages[-1].startswith("the file's network has another loss than the one that was trained: ")
+
+
+def test_a_slight_change_of_a_tiny_loss_is_rounding() -> None:
+    task = make_task("both", "forward")
+    files = Files(task, CONFIG)
+    simplified = files.simplify(quantized_of(task))
+    assert files.verified(simplified, gain=1e6) is simplified
+
+
+def test_a_loss_that_cannot_be_asked_undoes_nothing() -> None:
+    def fails(model: nn.Module, batch: Batch) -> Tensor:
+        raise ValueError("only in training mode")
+
+    task = dataclasses.replace(make_task("forward", "forward"), loss=fails)
+    files = Files(task, CONFIG)
+    simplified = files.simplify(quantized_of(task))
+    assert files.verified(simplified, gain=0.0) is simplified

@@ -17,13 +17,14 @@ from softshare.errors import ConfigError
 from softshare.target.limits import check_target, default_target, limit_of
 from softshare.train.first_look import FirstLook
 
-ERROR, ACCURACY = ss.Metric(), ss.Metric("accuracy", "%", True)
-TARGETS = [None, ss.WithinNoise(), ss.MaxBytes(900), ss.MaxError(3.0), ss.MaxErrorIncrease(0.5)]
+ERROR, LOSS, ACCURACY = ss.Metric(), ss.Metric("loss", ""), ss.Metric("accuracy", "%", True)
+TARGETS = [None, ss.WithinNoise(), ss.MaxBytes(900), ss.MaxError(3.0), ss.MaxErrorIncrease(0.5), ss.MaxMacs(0.5)]
 
 
 def outcome(target: ss.Target | None, limit: float, after: float, metric: ss.Metric = ERROR) -> ss.Outcome:
     """Of a network with an error of 2%, or an accuracy of 98%, and a noise of 0.4%. The file has 1,000 bytes."""
-    return ss.Outcome(target, metric, 98.0 if metric.higher_is_better else 2.0, after, 0.4, limit, 1000)
+    ratio = 0.25 if isinstance(target, ss.MaxMacs) else None
+    return ss.Outcome(target, metric, 98.0 if metric.higher_is_better else 2.0, after, 0.4, limit, 1000, ratio)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def outcome(target: ss.Target | None, limit: float, after: float, metric: ss.Met
         *((ss.MaxBytes, value) for value in (0, 1e4, True)),
         *((ss.MaxError, value) for value in (math.inf, math.nan, "2", True)),
         *((ss.MaxErrorIncrease, value) for value in (-0.1, math.inf, math.nan, False, "2")),
+        *((ss.MaxMacs, value) for value in (0, 1.0, 50, math.nan, True, "0.5")),
     ],
 )
 def test_bad_targets(make: Any, value: Any) -> None:
@@ -48,7 +50,7 @@ def test_the_limit_of_each_target() -> None:
     for metric, before in ((ERROR, 2.0), (ACCURACY, 98.0)):
         task = ss.Task(nn.Linear(2, 2), [], lambda m, b: m(b), lambda m: 0.0, 1, metric=metric)
         limits.append([limit_of(target, task, FirstLook(before, 0.25)) for target in TARGETS])
-    assert limits == [[math.inf, 2.25, 900, 3.0, 2.5], [-math.inf, 97.75, 900, 3.0, 97.5]]
+    assert limits == [[math.inf, 2.25, 900, 3.0, 2.5, 0.5], [-math.inf, 97.75, 900, 3.0, 97.5, 0.5]]
 
 
 def test_the_default_target_needs_a_hard_phase_and_zeroing() -> None:
@@ -72,6 +74,8 @@ def test_the_default_target_needs_a_hard_phase_and_zeroing() -> None:
         (ss.WithinNoise(), 97.6, ACCURACY, 99.0, True, True),
         (ss.MaxBytes(1000), 1000, ERROR, 50.0, True, False),
         (ss.MaxBytes(999), 999, ACCURACY, 98.0, False, True),
+        (ss.MaxMacs(0.25), 0.25, ACCURACY, 50.0, True, False),
+        (ss.MaxMacs(0.24), 0.24, ERROR, 2.0, False, True),
         (ss.MaxError(3.0), 3.0, ERROR, 3.0, True, False),
         (ss.MaxError(3.0), 3.0, ERROR, 3.1, False, False),
         (ss.MaxError(99.0), 99.0, ACCURACY, 98.0, False, True),
@@ -85,7 +89,7 @@ def test_whether_a_target_is_met_and_the_accuracy_kept(
     found = outcome(target, limit, after, metric)
     assert found.lost == pytest.approx(98 - after if metric.higher_is_better else after - 2)
     assert (found.met, found.kept) == (met, kept)
-    assert found.reached == (1000 if isinstance(target, ss.MaxBytes) else after)
+    assert found.reached == (1000 if isinstance(target, ss.MaxBytes) else 0.25 if found.macs_ratio else after)
 
 
 NOISE = "now on validation data, where the noise is 0.40%"
@@ -96,6 +100,8 @@ NOISE = "now on validation data, where the noise is 0.40%"
     [
         (outcome(None, math.inf, 2.3), f"kept its accuracy: error 2.00% before, 2.30% {NOISE}"),
         (outcome(None, math.inf, 5.0), f"lost 3.00%: error 2.00% before, 5.00% {NOISE}"),
+        (outcome(None, math.inf, 2.3, LOSS), "as good as before: loss 2 before, 2.3 " + NOISE.replace("0.40%", "0.4")),
+        (outcome(None, math.inf, 5.0, LOSS), "got worse by 3: loss 2 before, 5 " + NOISE.replace("0.40%", "0.4")),
         (outcome(ss.WithinNoise(), 2.4, 1.5), f"kept its accuracy: error 2.00% before, 1.50% {NOISE}"),
         (
             outcome(ss.WithinNoise(), 97.6, 90.0, ACCURACY),
@@ -105,6 +111,11 @@ NOISE = "now on validation data, where the noise is 0.40%"
             outcome(ss.MaxBytes(1200), 1200, 2.0),
             "target met: 1,000 bytes, at most 1,200 bytes allowed; kept its accuracy: "
             f"error 2.00% before, 2.00% {NOISE}",
+        ),
+        (
+            outcome(ss.MaxMacs(0.2), 0.2, 98.0, ACCURACY),
+            "target not met: at most 20.0% of the multiply-adds allowed, the nearest that was found has 25.0% of the "
+            f"multiply-adds; kept its accuracy: accuracy 98.00% before, 98.00% {NOISE}",
         ),
         (
             outcome(ss.MaxError(97.0), 97.0, 97.1, ACCURACY),
@@ -119,6 +130,18 @@ NOISE = "now on validation data, where the noise is 0.40%"
 )
 def test_the_words(found: ss.Outcome, words: str) -> None:
     assert str(found) == words
+
+
+def test_a_broken_network_is_called_so() -> None:
+    found = dataclasses.replace(outcome(None, math.inf, 90.0), broken=True)
+    assert str(found) == f"broken, lost 88.00%: error 2.00% before, 90.00% {NOISE}"
+    assert found.to_dict()["broken"] is True
+
+
+def test_a_noise_that_is_a_guess_is_called_so() -> None:
+    found = dataclasses.replace(outcome(None, math.inf, 2.3), guessed=True)
+    assert str(found) == f"kept its accuracy: error 2.00% before, 2.30% {NOISE} (a guess)"
+    assert found.to_dict()["guessed"] is True
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=repr)

@@ -15,8 +15,9 @@ import softshare as ss
 from softshare.config import RetrainConfig
 from softshare.errors import DivergedError
 from softshare.prior.prior import MixturePrior
-from softshare.target.gentleness import GENTLEST, HARDEST, MOST_COMPONENTS, gentler
-from softshare.target.search import BROKEN_LOOKS, MOST_RUNS, Search
+from softshare.target.broken import BROKEN_LOOKS
+from softshare.target.gentleness import GENTLEST, HARDEST, MOST_COMPONENTS, gentler, gentler_to_units
+from softshare.target.search import DEAD_LOOKS, MOST_RUNS, Search
 from softshare.target.size_search import NEAR, SizeSearch, next_gentleness
 from softshare.train.first_look import FirstLook
 from softshare.train.hooks import EpochRecord, StopPhaseError
@@ -56,9 +57,16 @@ def test_a_gentler_run_by_hand() -> None:
     assert run.prior.width == pytest.approx(0.45 / 2**0.5)
     assert run.prior.lr_means == pytest.approx(3e-4 / 2**0.5)
     assert gentler(CONFIG, -2.0) == CONFIG.override(tau=9 * 0.03)
+    assert gentler(CONFIG.override(units=6.0), 2.0).prior.units == pytest.approx(2.0)  # of a third of tau
     learned = CONFIG.override(width=None)
     assert gentler(learned, 3.0).prior.width is None
     assert gentler(CONFIG.override(components=200), GENTLEST).prior.components == MOST_COMPONENTS
+
+
+def test_a_run_that_is_gentler_to_units_treats_weights_alike() -> None:
+    assert gentler_to_units(CONFIG, 0.0) == CONFIG.override(units=1.0)
+    assert gentler_to_units(CONFIG.override(units=6.0), 1.0) == CONFIG.override(units=2.0)
+    assert gentler_to_units(CONFIG, -2.0) == CONFIG.override(units=9.0)
 
 
 # A search whose training is played
@@ -285,6 +293,23 @@ def test_a_run_that_breaks_its_network_ends_early(monkeypatch: pytest.MonkeyPatc
     played.found()
     assert played.runs[:3] == pytest.approx([0, 2, 6])
     assert played.looks[:3] == [6 + BROKEN_LOOKS, 9 + BROKEN_LOOKS, 30]
+
+
+def test_a_run_that_loses_a_layer_and_accuracy_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 2 looks in a row. A layer that the network does not need may die, and one may be found dead for one look."""
+
+    def records(by: float) -> list[tuple[float, float]]:
+        if by == 0:
+            return settled(3.1, 0.0)
+        if by == 2:
+            return [(3.1, 0.1)] * 8 + [(3.1, 0.0)] + [(3.1, 0.1)] * 21
+        return settled(BEFORE, 0.0)
+
+    played = Played(records, monkeypatch)
+    played.found()
+    assert played.runs[:2] == pytest.approx([0, 1])
+    assert played.looks[0] == 6 + DEAD_LOOKS
+    assert set(played.looks[1:]) == {30}
 
 
 def test_without_zeros_to_compare_with_no_run_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,12 @@ def reestimate_batch_norm_(
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         raise ModelError("expected a network with batch norm, but this one has no batch norm that keeps statistics")
+    folded = sum(_is_folded(m) for m in norms)
+    if folded:
+        raise ModelError(
+            f"batch norm: expected statistics to estimate again, but those of {folded} of {len(norms)} batch norms are "
+            "folded into their weights (fold_batchnorm). Compress without that"
+        )
     modes, momenta, n_batches = [(m, m.training) for m in model.modules()], [m.momentum for m in norms], 0
     kept = [{name: t.clone() for name, t in m.named_buffers(recurse=False)} for m in norms]
     try:
@@ -56,3 +62,12 @@ def reestimate_batch_norm_(
             m.momentum = momentum
         for module, training in modes:
             module.training = training
+
+
+def _is_folded(norm: _BatchNorm) -> bool:
+    """Whether the statistics are those of a new network, but the weights and biases are not."""
+    plain = {"running_mean": 0.0, "running_var": 1.0, "weight": 1.0, "bias": 0.0}
+    differs = {
+        name for name, value in plain.items() if (own := getattr(norm, name)) is not None and bool((own != value).any())
+    }
+    return bool(differs) and differs <= {"weight", "bias"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +16,11 @@ from softshare.network.wrapped import copied
 
 # What may lie between two layers. "unit" acts on each value separately. "pool" and "scale" act on each channel
 # separately: "pool" keeps any constant, "scale" only the constant 0. "flatten" puts the channels one after another.
-Kind = Literal["unit", "pool", "scale", "flatten"]
+# "norm" is batch norm in evaluation mode, which has entries of its own for each channel.
+Kind = Literal["unit", "pool", "scale", "flatten", "norm"]
+NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _UNIT_MODULES = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.Identity, nn.Dropout)
 _FUNCTIONS: dict[Any, Kind] = {
     **dict.fromkeys((F.relu, torch.relu, F.tanh, torch.tanh, F.sigmoid, torch.sigmoid, F.gelu, F.leaky_relu), "unit"),
@@ -38,6 +41,8 @@ class Step:
 
     kind: Kind
     apply: Callable[[Tensor], Tensor]
+    norm: str = ""  # the name of a batch norm
+    eps: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,25 +55,34 @@ class Link:
     has_bias: bool  # of the source
     steps: tuple[Step, ...]
 
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The tensors of the batch norms between the two layers, with an entry for each unit."""
+        return tuple(f"{step.norm}.{name}" for step in self.steps if step.kind == "norm" for name in NORM_TENSORS)
+
     def vanishes(
         self,
-        values: Tensor,  # (K,)
-    ) -> Tensor:  # (K,) bool
+        values: Tensor,  # (units,)
+        tensors: Mapping[str, Tensor],  # those of `norms`
+    ) -> Tensor:  # (units,) bool
         """Whether a unit with this constant output reaches the target as exactly 0, everywhere."""
         values = values.clone()  # a step may act in place
         for step in self.steps:
             if step.kind == "unit":
                 values = step.apply(values)
+            elif step.kind == "norm":
+                own = [tensors[f"{step.norm}.{name}"].to(values.dtype) for name in NORM_TENSORS]
+                values = (values - own[2]) / (own[3] + step.eps).sqrt() * own[0] + own[1]
             elif step.kind == "scale":  # by an unknown factor, which differs between places
                 values = torch.where(values == 0, values, torch.nan)
         return values == 0
 
 
-def find_links(model: nn.Module) -> tuple[list[Link], dict[str, str]]:
+def find_links(model: nn.Module, through_norms: bool = False) -> tuple[list[Link], dict[str, str]]:
     """All links of a network in evaluation mode, in the order of the forward pass, and why other layers have none.
 
-    Inputs must have a batch dimension, so that a Flatten before a Linear yields whole channels. The model is not
-    changed: a copy of it is traced.
+    Inputs must have a batch dimension, so that a Flatten before a Linear yields whole channels. A batch norm between
+    two layers ends a link, unless links may go through it. The model is not changed: a copy of it is traced.
     """
     try:
         model = copied(model).eval()
@@ -82,7 +96,7 @@ def find_links(model: nn.Module) -> tuple[list[Link], dict[str, str]]:
     for node in graph.nodes:
         if _layer(node, modules) is None:
             continue
-        found = _link(node, modules, taken)
+        found = _link(node, modules, taken, through_norms)
         if isinstance(found, Link):
             links.append(found)
         elif found:
@@ -104,7 +118,7 @@ def _layer(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Linear | nn.Conv2
     return module if type(module) in (nn.Linear, nn.Conv2d) else None  # type: ignore[return-value]
 
 
-def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str]) -> Link | str:
+def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str], through_norms: bool) -> Link | str:
     """The link from a layer to the next, or why there is none. The reason is empty for the last layer."""
     source, steps, here = _layer(node, modules), list[Step](), node
     while True:
@@ -120,14 +134,15 @@ def _link(node: fx.Node, modules: dict[str, nn.Module], taken: set[str]) -> Link
         target = _layer(here, modules)
         if target is not None:
             break
-        step = _step(here, modules)
+        step = (_norm(here, modules) if through_norms else None) or _step(here, modules)
         if step is None:
             return f"{_called(here, modules)} may mix its units"
         steps.append(step)
     if source is None:
         return "not a layer"
     names = [str(node.target), str(here.target)]
-    problem = _problem(source, target, steps) or _tie(names, modules, taken)
+    norms = [step.norm for step in steps if step.kind == "norm"]
+    problem = _problem(source, target, steps, modules) or _tie([*names, *norms], modules, taken)
     return problem or Link(names[0], names[1], source.weight.shape[0], source.bias is not None, tuple(steps))
 
 
@@ -150,6 +165,19 @@ def _step(node: fx.Node, modules: dict[str, nn.Module]) -> Step | None:
         return None
     function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
     return Step(kind, lambda x: function(x, *node.args[1:], **node.kwargs))
+
+
+def _norm(node: fx.Node, modules: dict[str, nn.Module]) -> Step | None:
+    """A batch norm that in evaluation mode takes each channel by itself."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    if module is None or not foldable(module):
+        return None
+    return Step("norm", module, str(node.target), module.eps)  # type: ignore[arg-type]
+
+
+def foldable(module: nn.Module) -> bool:
+    """Whether this is a batch norm with statistics, weights and biases."""
+    return type(module) in NORMS and all(getattr(module, name) is not None for name in NORM_TENSORS)
 
 
 def _kind(module: nn.Module) -> Kind | None:
@@ -176,9 +204,17 @@ def _flattens_channels(node: fx.Node) -> bool:
     return (given.get("start_dim", 0), given.get("end_dim", -1)) == (1, -1)
 
 
-def _problem(source: nn.Linear | nn.Conv2d, target: nn.Linear | nn.Conv2d, steps: Sequence[Step]) -> str:
+def _problem(
+    source: nn.Linear | nn.Conv2d,
+    target: nn.Linear | nn.Conv2d,
+    steps: Sequence[Step],
+    modules: Mapping[str, nn.Module],
+) -> str:
     """Why the inputs of the target do not match the units of the source. Empty if they do."""
     kinds = [step.kind for step in steps]
+    norms = [modules[step.norm].get_buffer("running_mean") for step in steps if step.kind == "norm"]
+    if any(len(mean) != source.weight.shape[0] for mean in norms):
+        return "a batch norm between them has another number of units"
     if any(isinstance(layer, nn.Conv2d) and layer.groups != 1 for layer in (source, target)):
         return "a convolution has groups"
     pools = [at for at, kind in enumerate(kinds) if kind in ("pool", "scale")]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from softshare.distributed.shards import is_sharded
 from softshare.errors import ModelError
 
 
@@ -32,6 +33,8 @@ def names_of_each(state: Mapping[str, Tensor]) -> list[list[str]]:
 def _place(tensor: Tensor) -> Any:
     """What tells one tensor from another: its memory, or the object itself if it has none."""
     if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    if is_sharded(tensor):  # a process may hold nothing of it
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,15 @@ from torch.nn.parameter import is_lazy
 
 from softshare._util.float64 import in_float64
 from softshare.config import Rule
+from softshare.distributed.group import Group
+from softshare.distributed.shards import copy_, counts_here, flat_places, group_of, local, local_grad, spans, whole
 from softshare.errors import ConfigError, ModelError
 from softshare.network.memory import names_of_each, tied_names
 from softshare.network.normed import divides_by_norm, is_computed
 from softshare.network.wrapped import require_ordinary, under_names, unwrapped
 
 OWN_FROM = 1 << 10  # weights: a smaller parameter of a module that is not known is kept, because it saves little
+MAX_TENSORS = 1 << 16  # as many as a file can hold
 KEPT_FROM = 0.05  # share of the weights: if more are not compressed, a message says so
 # Weights and biases of these are shared by default, and of all other modules the matrices. Normalization layers are
 # not: their few parameters set scales.
@@ -54,6 +57,7 @@ class WeightView:
     order: tuple[str, ...] = ()  # the first names of shared tensors and the rest, in the order of the network
     dropped: dict[str, Tensor] = field(default_factory=dict)  # by every name: tensors that the file leaves out
     normed: tuple[str, ...] = ()  # those of the rest that cannot be shared, because their norm divides them
+    processes: Group | None = None  # of a part of a network; None: found from the shared tensors
 
     @classmethod
     def of(cls, model: nn.Module, rules: Sequence[Rule] = ()) -> WeightView:
@@ -96,7 +100,7 @@ class WeightView:
 
     def only(self, names: Collection[str]) -> WeightView:
         """A view of the shared tensors with these names, without the rest."""
-        return WeightView(tuple(s for s in self.shared if s.name in names), {}, {})
+        return WeightView(tuple(s for s in self.shared if s.name in names), {}, {}, processes=self.group)
 
     def layers(self) -> list[tuple[str, ...]]:
         """The names of the shared tensors, by module; a matrix of a module that is not known stands alone.
@@ -106,14 +110,41 @@ class WeightView:
         groups: dict[str, list[SharedTensor]] = {}
         for s in self.shared:
             groups.setdefault(s.name if s.alone else s.name.rpartition(".")[0], []).append(s)
-        full = [group for group in groups.values() if any(s.tensor.numel() for s in group)]
-        empty = [s.name for group in groups.values() if group not in full for s in group]
-        names = [[s.name for s in group] for group in full]
-        return [tuple(names[0] + empty), *map(tuple, names[1:])]
+        full, empty = [], list[str]()
+        for group in groups.values():
+            names = [s.name for s in group]
+            if any(s.tensor.numel() for s in group):
+                full.append(names)
+            else:
+                empty += names
+        return [tuple(full[0] + empty), *map(tuple, full[1:])]
 
     @property
     def tensors(self) -> list[Tensor]:
         return [s.tensor for s in self.shared]
+
+    @cached_property
+    def group(self) -> Group:
+        """The processes that hold the shared weights together. A process that holds all of them is alone."""
+        return group_of(self.tensors) if self.processes is None else self.processes
+
+    @property
+    def locals(self) -> list[Tensor]:
+        """The shared tensors as this process holds them: those that are sharded without a history."""
+        return [local(t) for t in self.tensors]
+
+    @property
+    def local_grads(self) -> list[Tensor | None]:
+        return [local_grad(t) for t in self.tensors]
+
+    @cached_property
+    def counted(self) -> list[bool]:
+        """Whether this process counts what it holds of each tensor, which others may hold too."""
+        return [counts_here(t, self.group) for t in self.tensors]
+
+    @property
+    def counted_locals(self) -> list[Tensor]:
+        return [t for t, counts in zip(self.locals, self.counted, strict=True) if counts]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,14 +157,18 @@ class WeightView:
 
     def check(self) -> None:
         """Raise `ModelError` unless there are weights to share, and they are finite and not all equal."""
+        if len(self.shared) + len(self.rest) > MAX_TENSORS:
+            raise ModelError(
+                f"expected a network of at most {MAX_TENSORS:,} tensors, as a file can hold, got "
+                f"{len(self.shared) + len(self.rest):,}"
+            )
         if self.n_weights == 0:
             kept = ", ".join(self.rest) or "none at all"
             raise ModelError(f"the model has no parameter to share; its tensors are: {kept}")
         named = {s.name: s.tensor for s in self.shared} | self.rest
-        for name, tensor in named.items():
-            if not isinstance(tensor, nn.Parameter):  # a buffer may be a mask of infinities
-                continue
-            bad = int((~torch.isfinite(tensor)).sum())
+        parameters = {name: t for name, t in named.items() if isinstance(t, nn.Parameter)}  # buffers may be infinite
+        wrong = [(~torch.isfinite(local(t))).sum().cpu() * counts_here(t, self.group) for t in parameters.values()]
+        for (name, tensor), bad in zip(parameters.items(), self.group.sum_(torch.stack(wrong)).tolist(), strict=True):
             if bad:
                 raise ModelError(
                     f"tensor {name}: expected finite weights, but {bad} of {tensor.numel()} are NaN or infinite"
@@ -147,22 +182,66 @@ class WeightView:
 
     def range(self) -> tuple[float, float]:
         """The smallest and the largest shared weight. Both are NaN if any weight is."""
-        ends = torch.stack([in_float64(torch.stack(torch.aminmax(t.detach()))) for t in self.tensors if t.numel()])
-        return float(ends[:, 0].min()), float(ends[:, 1].max())
+        ends = [in_float64(torch.stack(torch.aminmax(t.detach()))) for t in self.locals if t.numel()]
+        if self.group.size == 1:
+            return float(torch.stack(ends)[:, 0].min()), float(torch.stack(ends)[:, 1].max())
+        held = torch.stack(ends).cpu() if ends else torch.tensor([[math.inf, -math.inf]], dtype=torch.float64)
+        is_nan = held.isnan().any().double()  # the largest of several numbers need not say so
+        low, high, is_nan = self.group.highest_(torch.stack([-held[:, 0].min(), held[:, 1].max(), is_nan])).tolist()
+        return (math.nan, math.nan) if is_nan else (-low, high)
+
+    def size(self) -> float:
+        """The root mean square of the shared weights."""
+        if not self.n_weights:
+            return 0.0
+        if self.group.size == 1:
+            return size_of(self.gather())
+        held = zip(self.locals, self.counted, strict=True)
+        squares = sum((in_float64(t.detach()).square().sum().cpu() for t, counts in held if counts), _ZERO)
+        return math.sqrt(float(self.group.sum_(squares + 0)) / self.n_weights)
+
+    def sample(self, most: int) -> Tensor:
+        """At most so many weights, evenly spaced in `gather()`. No process needs the others' weights for it."""
+        step = math.ceil(self.n_weights / most)
+        if self.group.size == 1:
+            return self.gather()[::step]
+        found = torch.zeros(-(-self.n_weights // step), dtype=self.dtype, device=self.tensors[0].device)
+        first = 0
+        for t, held, counts in zip(self.tensors, self.locals, self.counted, strict=True):
+            if counts:
+                places = flat_places(spans(t), t.shape).flatten() + first
+                drawn = (places % step == 0).nonzero()[:, 0]
+                found[(places[drawn] // step).to(found.device)] = held.flatten()[drawn.to(found.device)].to(self.dtype)
+            first += t.numel()
+        return self.group.sum_(found)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the network's whole present state, on the CPU."""
+        """A copy of the network's whole present state, on the CPU.
+
+        If the weights are sharded, the first process has it, and the others have it on meta.
+        """
         named = {s.name: s.tensor for s in self.shared} | self.rest | self.dropped
-        state = {name: t.detach().cpu().clone() for name, t in named.items()}
+        if self.group.size > 1:
+            state = {name: whole(t, self.group, owner=0).clone() for name, t in named.items()}
+        else:
+            state = {name: local(t).detach().cpu().clone() for name, t in named.items()}
         return state | {alias: state[name] for alias, name in self.tied.items()}
 
     def gather(self) -> Tensor:
-        """A copy of all shared weights as one flat vector."""
-        return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.tensors])
+        """A copy of all shared weights of this process as one flat vector."""
+        return torch.cat([t.detach().reshape(-1).to(self.dtype) for t in self.locals])
 
     def __repr__(self) -> str:
         n_rest = sum(math.prod(t.shape) for t in self.rest.values())
         return f"WeightView({self.n_weights:,} weights shared in {len(self.shared)} tensors, {n_rest:,} values kept)"
+
+
+_ZERO = torch.zeros((), dtype=torch.float64)
+
+
+def size_of(weights: Tensor) -> float:
+    """The root mean square."""
+    return float(in_float64(weights).square().mean().sqrt()) if weights.numel() else 0.0
 
 
 def layout(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -285,7 +364,7 @@ def load_state_(model: nn.Module, state: Mapping[str, Tensor], source: str, *, s
     target = check_fits(model, state, source, strict=strict)
     with torch.no_grad():
         for name, tensor in under_names(state, target).items():
-            target[name].copy_(tensor)
+            copy_(target[name], tensor)
 
 
 def check_fits(

@@ -13,6 +13,7 @@ from softshare._util.float64 import in_float64
 from softshare._util.rounding import TOLERANCES, coarsest
 from softshare.network.groups import Group, find_groups
 from softshare.network.wrapped import copied
+from softshare.simplify.unread import clear_unread_
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -47,28 +48,8 @@ def cut(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
 def _kept(model: nn.Module, groups: Sequence[Group]) -> list[Tensor]:
     """The units of each group that are read, in their order."""
     tensors = {name: t.detach().clone() for name, t in _tensors(model).items()}
-    dead = [torch.zeros(group.n_units, dtype=torch.bool) for group in groups]
-    changed = True
-    while changed:
-        changed = False
-        for group, gone in zip(groups, dead, strict=True):
-            unread = ~_read(tensors, group)
-            if (unread & ~gone).any():
-                gone |= unread
-                changed = True
-                for s in group.slices:  # what a unit without readers computes is of no use
-                    own = s.of(tensors[s.name], group.n_units)
-                    own.index_fill_(s.dim + 1, unread.nonzero()[:, 0].to(own.device), 0)
+    dead = clear_unread_(tensors, groups)
     return [torch.tensor([0]) if gone.all() else (~gone).nonzero()[:, 0] for gone in dead]
-
-
-def _read(tensors: Mapping[str, Tensor], group: Group) -> Tensor:  # (units,), bool
-    read = torch.zeros(group.n_units, dtype=torch.bool)
-    for s in group.slices:
-        if s.read:
-            own = s.of(tensors[s.name], group.n_units)
-            read |= (own != 0).movedim(s.dim + 1, 0).flatten(1).any(1).cpu()
-    return read
 
 
 def _without(model: nn.Module, smaller: Sequence[tuple[Group, Tensor]]) -> nn.Module:
@@ -81,10 +62,14 @@ def _without(model: nn.Module, smaller: Sequence[tuple[Group, Tensor]]) -> nn.Mo
             own = s.of(new[s.name], group.n_units)
             new[s.name] = own.index_select(s.dim + 1, keep.to(own.device)).flatten(s.dim, s.dim + 2)
     changed = {id(tensors[name]): t.contiguous() for name, t in new.items() if t.shape != tensors[name].shape}
+    parameters = {
+        id(t): nn.Parameter(changed[id(t)], t.requires_grad)  # one for all names of a tied tensor
+        for t in tensors.values()
+        if id(t) in changed and isinstance(t, nn.Parameter)
+    }
     for module in small.modules():
         for name, parameter in module._parameters.items():
-            if id(parameter) in changed and parameter is not None:
-                module._parameters[name] = nn.Parameter(changed[id(parameter)], parameter.requires_grad)
+            module._parameters[name] = parameters.get(id(parameter), parameter)
         for name, buffer in module._buffers.items():
             if id(buffer) in changed:
                 module._buffers[name] = changed[id(buffer)]

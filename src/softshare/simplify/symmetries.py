@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,7 @@ class Simplified(NamedTuple):
     quantized: QuantizedWeights
     messages: list[str]
     moved: dict[str, Moved]  # by tensor; in all other tensors no unit has moved
+    plain: QuantizedWeights | None = None  # the network before, if it is known
 
 
 def simplify(
@@ -63,6 +65,7 @@ def simplify(
     quantized: QuantizedWeights,
     config: EncodeConfig = _DEFAULTS,
     broken: Mapping[str, str] | None = None,  # layers to leave alone, with the reasons
+    through_norms: bool = False,  # units also move where batch norm lies between their layers
 ) -> Simplified:
     """Weights for the same function whose file, as `config` writes it, is no larger.
 
@@ -74,7 +77,7 @@ def simplify(
     A unit stays if its incoming weights are all 0 but its constant output is not 0. Its effect would have to move into
     the next layer's biases, and the sums are in general not values of the codebook.
     """
-    links, messages = usable_links(model, quantized, broken or {})
+    links, messages = usable_links(model, quantized, broken or {}, through_norms)
     if not links:
         return Simplified(quantized, messages, {})
     bare, removed = _without_idle_units(quantized, links)
@@ -98,7 +101,7 @@ def _moved(links: list[Link], orders: Mapping[str, Tensor]) -> dict[str, Moved]:
     moved: dict[str, Moved] = {}
     for link in links:
         if link.source in orders:
-            order, (incoming, outgoing, *bias) = orders[link.source], _names(link)
+            order, (incoming, outgoing, *bias) = orders[link.source], _shared_names(link)
             for name in (incoming, *bias):
                 moved[name] = moved.get(name, Moved())._replace(rows=order)
             moved[outgoing] = moved.get(outgoing, Moved())._replace(columns=order)
@@ -115,17 +118,17 @@ def permuted(quantized: QuantizedWeights, orders: Mapping[Link, Tensor]) -> Quan
 
 
 def usable_links(
-    model: nn.Module, quantized: QuantizedWeights, broken: Mapping[str, str]
+    model: nn.Module, quantized: QuantizedWeights, broken: Mapping[str, str], through_norms: bool
 ) -> tuple[list[Link], list[str]]:
     """The model's links that the quantized weights share and that are not broken, and messages about the others."""
-    links, reasons = find_links(model)
+    links, reasons = find_links(model, through_norms)
     shapes = {name: tuple(t.shape) for name, t in layout(model)[0].items()}
     problems = [broken.get(link.source) or _problem(link, shapes, quantized) for link in links]
     left = {link.source: text for link, text in zip(links, problems, strict=True) if text}
     return [link for link in links if link.source not in left], left_alone(reasons | left)
 
 
-def _names(link: Link) -> list[str]:
+def _shared_names(link: Link) -> list[str]:
     return [f"{link.source}.weight", f"{link.target}.weight", *([f"{link.source}.bias"] if link.has_bias else [])]
 
 
@@ -133,7 +136,12 @@ def _problem(link: Link, shapes: Mapping[str, tuple[int, ...]], quantized: Quant
     """How the quantized weights differ from the model, whose shapes these are; empty if they agree."""
     shared = {t.name: t.shape for t in quantized.shared}
     tied = {*quantized.tied, *quantized.tied.values()}
-    for name in _names(link):
+    for name in link.norms:
+        if name not in quantized.rest or name in tied:
+            return "its batch norm is shared or tied"
+        if tuple(quantized.rest[name].shape) != shapes[name]:
+            return "its batch norm has another size in the network"
+    for name in _shared_names(link):
         if name not in shared:
             return f"its {_part(link, name)} is not shared"
         if name in tied:
@@ -153,24 +161,34 @@ def _part(link: Link, name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
-    """Views of the indices of one link's tensors, laid out by hidden unit. Writing to them changes the tensors."""
+    """Views of one link's tensors, laid out by hidden unit: of indices, and of the values of batch norm.
+
+    Writing to them changes the tensors.
+    """
 
     incoming: Tensor  # (units, inputs of a unit)
     bias: Tensor  # (units,)
     outgoing: Tensor  # (units of the next layer, units, positions of a unit: in a kernel, or in a flattened channel)
+    norms: Mapping[str, Tensor] = field(default_factory=dict)  # (units,) each
 
     @classmethod
     def of(cls, indices: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], link: Link) -> Units:
-        incoming, outgoing, *bias = (indices[name] for name in _names(link))
+        incoming, outgoing, *bias = (indices[name] for name in _shared_names(link))
         n_next = shapes[f"{link.target}.weight"][0]
         none = torch.zeros(link.n_units, dtype=torch.uint8)
-        return cls(incoming.view(link.n_units, -1), bias[0] if bias else none, outgoing.view(n_next, link.n_units, -1))
+        return cls(
+            incoming.view(link.n_units, -1),
+            bias[0] if bias else none,
+            outgoing.view(n_next, link.n_units, -1),
+            {name: indices[name] for name in link.norms},
+        )
 
     def permute_(
         self,
         order: Tensor,  # (units,)
     ) -> None:
-        for tensor, dim in ((self.incoming, 0), (self.bias, 0), (self.outgoing, 1)):
+        of_norms = ((tensor, 0) for tensor in self.norms.values())
+        for tensor, dim in ((self.incoming, 0), (self.bias, 0), (self.outgoing, 1), *of_norms):
             tensor.copy_(tensor.index_select(dim, order))
 
     def zero_(
@@ -180,19 +198,35 @@ class Units:
         self.incoming[units] = 0
         self.bias[units] = 0
         self.outgoing[:, units] = 0
+        for name, tensor in self.norms.items():
+            tensor[units] = cleared(name)
+
+    def has_something(self) -> Tensor:  # (units,) bool
+        """Whether a unit has an entry that `zero_` would change."""
+        something = (self.incoming != 0).any(1) | (self.outgoing != 0).any(2).any(0) | (self.bias != 0)
+        for name, tensor in self.norms.items():
+            something |= tensor != cleared(name)
+        return something
+
+
+def cleared(name: str) -> float:
+    """What an entry of a batch norm is without its channel: the variance is 1, as in a new network."""
+    return 1.0 if name.endswith("running_var") else 0.0
 
 
 def _open(quantized: QuantizedWeights, links: list[Link]) -> tuple[dict[str, Tensor], list[Units]]:
-    """Copies of the indices by name, and each link's views of them."""
+    """Copies of the indices and of the batch norms' tensors, by name, and each link's views of them."""
     indices = {t.name: t.indices.clone() for t in quantized.shared}
+    indices |= {name: quantized.rest[name].clone() for link in links for name in link.norms}
     shapes = {t.name: t.shape for t in quantized.shared}
     return indices, [Units.of(indices, shapes, link) for link in links]
 
 
 def _close(quantized: QuantizedWeights, indices: Mapping[str, Tensor]) -> QuantizedWeights:
-    """The same weights with other indices."""
+    """The same weights with other indices, and other values in batch norms."""
     shared = (dataclasses.replace(t, indices=indices[t.name]) for t in quantized.shared)
-    return dataclasses.replace(quantized, shared=tuple(shared))
+    rest = {name: indices.get(name, t) for name, t in quantized.rest.items()}
+    return dataclasses.replace(quantized, shared=tuple(shared), rest=rest)
 
 
 def _without_idle_units(quantized: QuantizedWeights, links: list[Link]) -> tuple[QuantizedWeights, dict[str, int]]:
@@ -203,14 +237,14 @@ def _without_idle_units(quantized: QuantizedWeights, links: list[Link]) -> tuple
     """
     indices, units = _open(quantized, links)
     by_name = {t.name: t for t in quantized.shared}
-    silent = [_silent_biases(link, by_name.get(f"{link.source}.bias")) for link in links]
+    biases = [by_name.get(f"{link.source}.bias") for link in links]
     removed, changed = dict.fromkeys((link.source for link in links), 0), True
     while changed:
         changed = False
-        for link, u, of_bias in zip(links, units, silent, strict=True):
+        for link, u, bias in zip(links, units, biases, strict=True):
             reads, feeds = (u.incoming != 0).any(1), (u.outgoing != 0).any(2).any(0)
-            idle = ~feeds | (~reads & of_bias[u.bias.long()])
-            idle &= reads | feeds | (u.bias != 0)  # something to remove
+            idle = ~feeds | (~reads & _silent(link, u, bias))
+            idle &= u.has_something()
             if idle.any():
                 u.zero_(idle)
                 removed[link.source] += int(idle.sum())
@@ -218,9 +252,10 @@ def _without_idle_units(quantized: QuantizedWeights, links: list[Link]) -> tuple
     return _close(quantized, indices), removed
 
 
-def _silent_biases(link: Link, bias: QuantizedTensor | None) -> Tensor:  # (K,) bool
-    """For each index of the bias, whether a unit with that constant output arrives at the next layer as 0."""
-    return link.vanishes(torch.zeros(1) if bias is None else bias.codebook.to(bias.dtype))
+def _silent(link: Link, units: Units, bias: QuantizedTensor | None) -> Tensor:  # (units,) bool
+    """Whether a unit whose output is constantly its bias arrives at the next layer as 0."""
+    codebook = torch.zeros(1) if bias is None else bias.codebook.to(bias.dtype)
+    return link.vanishes(codebook[units.bias.long()], units.norms)
 
 
 def _best_order(
@@ -241,8 +276,9 @@ def _best_order(
 
 def _size(quantized: QuantizedWeights, link: Link, config: EncodeConfig) -> int:
     """Bytes of a file with only the link's tensors: the others do not change."""
-    shared = tuple(t for t in quantized.shared if t.name in _names(link))
-    return len(encode(QuantizedWeights(shared, {}, {}), dataclasses.replace(config, names="keep")))
+    shared = tuple(t for t in quantized.shared if t.name in _shared_names(link))
+    rest = {name: quantized.rest[name] for name in link.norms}
+    return len(encode(QuantizedWeights(shared, rest, {}), dataclasses.replace(config, names="keep")))
 
 
 def _orders(units: Units) -> Iterator[_Order]:

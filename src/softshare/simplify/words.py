@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from softshare._util.words import listed
 from softshare.network.chains import Link
-
-MOST_NAMES = 4  # that one message lists
 
 
 def done(
@@ -26,18 +25,31 @@ def done(
     return f"{_between(changed)}: {', and '.join(said)}; this saves {saved:,} byte{'s' if saved > 1 else ''}"
 
 
-def left_alone(reasons: Mapping[str, str]) -> list[str]:
+def folded_norms(names: Sequence[str], saved: int) -> list[str]:
+    """What became of the batch norms, if there are any."""
+    if not names or not saved:
+        return ["batch norm not folded, because that would save no byte"] if names else []
+    return [f"{listed(names)}: batch norm folded; this saves {saved:,} byte{'s' if saved > 1 else ''}"]
+
+
+def cleared_units(n_dead: int, n_units: int, saved: int) -> list[str]:
+    """What became of the units that nothing reads, if there are any."""
+    if not saved:
+        return []
+    was = "was" if n_dead == 1 else "were"
+    return [
+        f"{n_dead:,} of {n_units:,} units are read by no layer and {was} cleared; this saves {saved:,} "
+        f"byte{'s' if saved > 1 else ''}"
+    ]
+
+
+def left_alone(reasons: Mapping[str, str], fate: str = "units left as they are") -> list[str]:
     """One message for each reason, with the layers that it concerns."""
     layers: dict[str, list[str]] = {}
     for layer, reason in reasons.items():
         layers.setdefault(reason, []).append(layer)
-    return [f"{_listed(names)}: units left as they are, because {reason}" for reason, names in layers.items()]
+    return [f"{listed(names)}: {fate}, because {reason}" for reason, names in layers.items()]
 
 
 def _between(links: Sequence[Link]) -> str:
-    return f"between {_listed([f'{link.source} and {link.target}' for link in links])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"between {listed([f'{link.source} and {link.target}' for link in links])}"

@@ -16,8 +16,9 @@ MOST_COMPONENTS = 255
 def gentler(config: CompressConfig, by: float) -> CompressConfig:
     """The settings of a run that leaves more weights; for a negative number, of one that leaves fewer.
 
-    A gentler run has a weaker prior with a less likely zero component. From some gentleness on, it also has more values
-    to choose from, which a network needs that must be exact. The gentlest runs hardly move the weights.
+    A gentler run has a weaker prior, over weights and over units, with a less likely zero component. From some
+    gentleness on, it also has more values to choose from, which a network needs that must be exact. The gentlest runs
+    hardly move the weights.
     """
     prior, retrain = config.prior, config.retrain
     if by <= 0:
@@ -28,8 +29,14 @@ def gentler(config: CompressConfig, by: float) -> CompressConfig:
     return config.override(
         tau=retrain.tau * 3 ** (-by / 2),
         zero_mixing=1 / (1 + math.exp(-odds)),
+        units=prior.units * 3 ** (-by / 2),  # beside tau's own factor
         components=min(MOST_COMPONENTS, round(prior.components * finer)),
         lr_means=prior.lr_means / finer,
         lr_weights=retrain.lr_weights / slower,
         **width,
     )
+
+
+def gentler_to_units(config: CompressConfig, by: float) -> CompressConfig:
+    """The settings of a run that leaves more units, or fewer for a negative number. Weights are treated alike."""
+    return config.override(units=(config.prior.units or 1.0) * 3**-by)

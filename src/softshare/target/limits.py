@@ -59,13 +59,31 @@ class MaxErrorIncrease:
             raise ConfigError(f"MaxErrorIncrease: expected a number of at least 0, got {value!r}")
 
 
-Target = WithinNoise | MaxBytes | MaxError | MaxErrorIncrease
+@dataclass(frozen=True)
+class MaxMacs:
+    """The best network that needs at most this share of the multiply-adds of the network before.
+
+    It is the network that `shrink` makes of the file: dense, without the units that do nothing. The run's prior over
+    units is as strong as that takes.
+    """
+
+    max_macs_ratio: float
+
+    def __post_init__(self) -> None:
+        value = self.max_macs_ratio
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise ConfigError(f"MaxMacs: expected a share between 0 and 1, both excluded, got {value!r}")
+
+
+Target = WithinNoise | MaxBytes | MaxError | MaxErrorIncrease | MaxMacs
 
 
 def check_target(target: Target, config: CompressConfig) -> None:
     """Raise unless a run with this config can meet the target."""
-    if not isinstance(target, WithinNoise | MaxBytes | MaxError | MaxErrorIncrease):
-        raise ConfigError(f"target: expected WithinNoise, MaxBytes, MaxError or MaxErrorIncrease, got {target!r}")
+    if not isinstance(target, Target):
+        raise ConfigError(
+            f"target: expected WithinNoise, MaxBytes, MaxError, MaxErrorIncrease or MaxMacs, got {target!r}"
+        )
     if config.retrain.hard_from == 1 or not config.retrain.zeroing:
         raise ConfigError(
             "target: expected hard_from below 1 and zeroing above 0, because a target is met by zeroing in the hard "
@@ -79,13 +97,16 @@ def default_target(config: CompressConfig) -> Target | None:
 
 
 def limit_of(target: Target | None, task: Task, first: FirstLook) -> float:
-    """The target as an absolute limit, in bytes or in the unit of the metric. Without one, everything is allowed."""
+    """The target as an absolute limit: in bytes, as a share of the multiply-adds, or in the unit of the metric.
+
+    Without one, everything is allowed.
+    """
     match target:
         case WithinNoise():
             return task.metric.worse(first.before, first.noise)
         case MaxErrorIncrease(allowed):
             return task.metric.worse(first.before, allowed)
-        case MaxError(limit) | MaxBytes(limit):
+        case MaxError(limit) | MaxBytes(limit) | MaxMacs(limit):
             return limit
     return task.metric.worse(0.0, math.inf)
 
@@ -99,8 +120,11 @@ class Outcome:
     before: float  # the metric of the network before
     after: float  # of the network that the file decodes to
     noise: float  # the standard error of `before`
-    limit: float  # the target's, in bytes or in the unit of the metric; infinite without one
+    limit: float  # the target's, in the unit of `reached`; infinite without one
     n_bytes: int
+    macs_ratio: float | None = None  # of the shrunk network and the network before, if the target is about it
+    guessed: bool = False  # whether the noise is a guess
+    broken: bool = False  # whether it answers all inputs alike, or has lost most of what it had learned
 
     @property
     def lost(self) -> float:
@@ -114,7 +138,9 @@ class Outcome:
 
     @property
     def reached(self) -> float:
-        """In the unit of the limit."""
+        """Bytes, a share of the multiply-adds, or the metric, as the target counts."""
+        if isinstance(self.target, MaxMacs):
+            return math.inf if self.macs_ratio is None else self.macs_ratio
         return self.n_bytes if isinstance(self.target, MaxBytes) else self.after
 
     @property
@@ -122,11 +148,12 @@ class Outcome:
         """Whether the target is met. A run without one has nothing to meet."""
         if self.target is None:
             return True
-        if isinstance(self.target, MaxBytes):
-            return self.n_bytes <= self.limit
+        if isinstance(self.target, MaxBytes | MaxMacs):
+            return self.reached <= self.limit
         return self.metric.loss(self.limit, self.after) <= 0
 
     def to_dict(self) -> dict[str, object]:
+        """Plain values, for `result.json`."""
         target = (
             None if self.target is None else {"kind": type(self.target).__name__, **dataclasses.asdict(self.target)}
         )
@@ -138,28 +165,47 @@ class Outcome:
             "before": self.before,
             "after": self.after,
             "noise": self.noise,
+            "guessed": self.guessed,
             "kept": self.kept,
+            "broken": self.broken,
         }
 
     def __str__(self) -> str:
         metric = self.metric
         figures = (
             f"{metric.name} {metric.text(self.before)} before, {metric.text(self.after)} now on validation data, where "
-            f"the noise is {metric.text(self.noise)}"
+            f"the noise is {metric.text(self.noise)}{' (a guess)' if self.guessed else ''}"
         )
-        if self.kept:
-            fate = f"kept its accuracy: {figures}"
+        lost = f"lost {metric.text(self.lost)}" if metric.unit == "%" else f"got worse by {metric.text(self.lost)}"
+        if self.broken:
+            fate = f"broken, {lost}: {figures}"
+        elif self.kept:
+            fate = f"{kept_in_words(metric)}: {figures}"
         elif isinstance(self.target, WithinNoise):
-            fate = f"cannot be compressed without loss, the nearest found lost {metric.text(self.lost)}: {figures}"
+            fate = f"cannot be compressed without loss, the nearest found {lost}: {figures}"
         else:
-            fate = f"lost {metric.text(self.lost)}: {figures}"
+            fate = f"{lost}: {figures}"
         if self.target is None or isinstance(self.target, WithinNoise):
             return fate
-        in_bytes = isinstance(self.target, MaxBytes)
-        limit, reached = (
-            f"{value:,.0f} bytes" if in_bytes else metric.text(value) for value in (self.limit, self.reached)
-        )
-        bound = "at least" if metric.higher_is_better and not in_bytes else "at most"
+        kind = type(self.target).__name__
+        limit, reached = (in_unit_of(kind, metric, value) for value in (self.limit, self.reached))
+        bound = bound_of(kind, metric)
         if self.met:
             return f"target met: {reached}, {bound} {limit} allowed; {fate}"
         return f"target not met: {bound} {limit} allowed, the nearest that was found has {reached}; {fate}"
+
+
+def kept_in_words(metric: Metric) -> str:
+    """A loss or a perplexity is no accuracy."""
+    return "kept its accuracy" if metric.unit == "%" else "as good as before"
+
+
+def in_unit_of(kind: str, metric: Metric, value: float) -> str:
+    """A limit, or what was reached of it, in words. The kind is the name of the target's class."""
+    if kind == "MaxBytes":
+        return f"{value:,.0f} bytes"
+    return f"{100 * value:.1f}% of the multiply-adds" if kind == "MaxMacs" else metric.text(value)
+
+
+def bound_of(kind: str, metric: Metric) -> str:
+    return "at least" if metric.higher_is_better and kind not in ("MaxBytes", "MaxMacs") else "at most"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from softshare.config import CompressConfig
+from softshare.distributed.wrap import restore_, state_of
 from softshare.network.groups import Group
 from softshare.prior.prior import MixturePrior
 from softshare.target.gentleness import gentler
@@ -27,14 +27,20 @@ class Kept(NamedTuple):
 
 
 class Runs(Hook):
-    """Each run trains `task.model` anew, from the weights that it has now."""
+    """Each run trains `task.model` anew, from the weights that it has now. `steer` gives the settings of a run."""
 
-    def __init__(self, task: Task, config: CompressConfig, groups: Sequence[Group] = ()) -> None:
-        self.task, self.config, self.groups = task, config, groups
+    def __init__(
+        self,
+        task: Task,
+        config: CompressConfig,
+        groups: Sequence[Group] = (),
+        steer: Callable[[CompressConfig, float], CompressConfig] = gentler,
+    ) -> None:
+        self.task, self.config, self.groups, self.steer = task, config, groups, steer
         self.gentleness = 0.0  # of the present run; then its settings, its prior and the number of its first record
         self.settings, self.prior = config, MixturePrior(task.model, config.prior)
         self.start = 0
-        self._before = copy.deepcopy(task.model.state_dict())
+        self._before = state_of(task.model)
 
     def train_(self, phases: Phases) -> None:
         """A run of the present gentleness. One that was stopped goes on."""
@@ -48,8 +54,8 @@ class Runs(Hook):
 
     def _prior_of(self, gentleness: float) -> MixturePrior:
         """The prior at the start of a run, with the network as it was before."""
-        self.task.model.load_state_dict(self._before)
-        self.settings = gentler(self.config, gentleness)
+        restore_(self.task.model, self._before)
+        self.settings = self.steer(self.config, gentleness)
         return prior_of(self.task, self.settings, self.groups)
 
     def kept(self, look: int) -> Kept:
@@ -58,7 +64,7 @@ class Runs(Hook):
     def restore_(self, kept: Kept) -> MixturePrior:
         """Put a network into the task's model again. Returns its prior."""
         prior = self._prior_of(kept.gentleness)
-        self.task.model.load_state_dict(kept.model_state)
+        restore_(self.task.model, kept.model_state)
         prior.load_state_dict(kept.prior_state)
         return prior
 
@@ -76,4 +82,4 @@ def prior_of(task: Task, config: CompressConfig, groups: Sequence[Group]) -> Mix
 
 def _on_cpu(module: nn.Module) -> dict[str, Any]:
     """A copy of the state. Several are kept, for which a GPU may have no room."""
-    return {name: v.cpu().clone() if isinstance(v, Tensor) else v for name, v in module.state_dict().items()}
+    return {name: v.cpu() if isinstance(v, Tensor) else v for name, v in state_of(module).items()}

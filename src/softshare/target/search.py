@@ -3,7 +3,7 @@
 A network is judged where a run has settled: its errors on the way there, at high learning rates, say little. So the
 search never acts within a run. The first run has the settings as they are. If its network is above the limit, the next
 runs are ever gentler, else they are ever harder; then the next is halfway between a run that fits and one that does
-not. Only a run that breaks its network ends early.
+not. Only a run that breaks its network, or loses a whole layer and accuracy with it, ends early.
 
 The best of many looks is better by luck, and worse on other data. Where that matters, only the last look of a run
 counts. And the network before may have been lucky: then gentler runs are no better, and a run that is near the limit
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from softshare.config import CompressConfig
 from softshare.errors import DivergedError
 from softshare.prior.prior import MixturePrior
+from softshare.target.broken import BROKEN, BROKEN_LOOKS, Matrices
 from softshare.target.gentleness import GENTLEST, HARDEST
 from softshare.target.runs import Kept, Runs
 from softshare.task import Task
@@ -29,8 +30,7 @@ from softshare.train.phases import Phases
 MOST_RUNS = 6
 NEAR_ENOUGH = 0.5  # difference in gentleness between a run that fits and one that does not
 FAR = 6.0  # times what the metric may lose: after such a loss the next run is gentler by 2 at least, not by 1
-BROKEN = 0.5  # share of what the network gains over zeros: with less than the rest of it, a network is broken
-BROKEN_LOOKS = 4  # in a row, after which a run with a broken network ends
+DEAD_LOOKS = 2  # in a row without a weight in some layer, and with a loss: no weight will come back
 SETTLED = 0.8  # share of a run after which its network has settled
 BETTER = 0.5  # share of the slack: a gentler run that is better by less is no better
 
@@ -42,7 +42,18 @@ class Found(NamedTuple):
     kept: Kept
 
 
-_NUMBERS = ("_n_runs", "_step", "_hard", "_gentle", "_diverged", "_above", "_lost", "_bad", "_fair")  # of a search
+_NUMBERS = (
+    "_n_runs",
+    "_step",
+    "_hard",
+    "_gentle",
+    "_diverged",
+    "_above",
+    "_lost",
+    "_bad",
+    "_dead",
+    "_fair",
+)  # of a search
 
 
 def _plain(found: Found) -> tuple[Any, ...]:
@@ -83,6 +94,8 @@ class Search(Runs):
         self._above = math.inf  # the least that its network is above the limit, once it has settled
         self._lost = 0.0  # what its network had lost at the last look
         self._bad = 0  # looks in a row at a broken network
+        self._dead = 0  # looks in a row at a network with a layer that died, and with a loss
+        self._matrices = Matrices()
         self._fair = math.inf  # the least that a run before was above the limit, if within the slack
 
     def run(self, phases: Phases) -> list[Found]:
@@ -99,7 +112,8 @@ class Search(Runs):
             by = self._next()
             if self._gentle - self._hard <= NEAR_ENOUGH or by in (self._hard, self._gentle):
                 break
-            self._n_runs, self._best, self._above, self._bad = self._n_runs + 1, None, math.inf, 0
+            self._n_runs, self._best, self._above = self._n_runs + 1, None, math.inf
+            self._bad = self._dead = 0
             self.begin(phases, by)
         if not self._found:
             raise DivergedError(self._diverged, self._before)
@@ -131,13 +145,20 @@ class Search(Runs):
     def state_dict(self) -> dict[str, Any]:
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         found = [_plain(f) for f in self._found]
-        return {**super().state_dict(), **numbers, "found": found, "best": self._best and _plain(self._best)}
+        return {
+            **super().state_dict(),
+            **numbers,
+            "found": found,
+            "alive": self._matrices.alive,
+            "best": self._best and _plain(self._best),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         for name in _NUMBERS:
             setattr(self, name, state[name])
         self._found = [_found(plain) for plain in state["found"]]
+        self._matrices.alive = list(state["alive"])
         self._best = state["best"] and _found(state["best"])
 
     @property
@@ -146,12 +167,16 @@ class Search(Runs):
 
     def on_epoch(self, record: EpochRecord) -> None:
         look, looks = record.epoch - self.start, self.settings.retrain.looks
+        if look == 0:
+            self._matrices.begin_(self.prior, record.density)
         if look < looks and (look == 0 or (look - 0.5) / looks < self.settings.retrain.hard_from):
             return  # the network was not quantized; the last one counts in any case
         value = record.validation_error
         self._lost = self.task.metric.loss(self.first.before, value)
         self._bad = self._bad + 1 if self.first.lost(self.task, value) > BROKEN else 0
-        stops = self._bad >= BROKEN_LOOKS and look < looks
+        died = self._lost > self._allowed and self._matrices.dead(record)
+        self._dead = self._dead + 1 if died else 0
+        stops = (self._bad >= BROKEN_LOOKS or self._dead >= DEAD_LOOKS) and look < looks
         if look == looks or stops or (look > SETTLED * looks and not self.last_alone):
             weights = sum(record.density[s.name] * s.tensor.numel() for s in self.prior.view.shared)
             above = self._note(record.epoch, weights * math.log2(self.settings.prior.components + 1), value)

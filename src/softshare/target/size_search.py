@@ -1,7 +1,7 @@
-"""The best network within a file size: runs that are gentler or harder until one has about that size.
+"""The best network within a size, of the file or of the computation: runs until one has about that size.
 
-The sizes of two runs, one larger and one smaller than the limit, say how gentle a run of the right size is. What a file
-is too large by, trimming takes away.
+The sizes of two runs, one larger and one smaller than the limit, say how gentle a run of the right size is. What a
+network is too large by, trimming takes away.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from softshare.config import CompressConfig
 from softshare.errors import DivergedError
 from softshare.network.groups import Group
 from softshare.prior.prior import MixturePrior
-from softshare.target.gentleness import GENTLEST, HARDEST
+from softshare.target.gentleness import GENTLEST, HARDEST, gentler
 from softshare.target.runs import Kept, Runs
 from softshare.task import Task
 from softshare.train.phases import Phases
@@ -26,7 +26,7 @@ NEAR = 0.03  # share of the limit
 class SizeSearch(Runs):
     """The search for one network, which trains `task.model`.
 
-    `size` returns the size of the file that the network of a prior would be now.
+    `size` returns the size that the network of a prior would have now, in the unit of the limit.
     """
 
     def __init__(
@@ -34,11 +34,12 @@ class SizeSearch(Runs):
         task: Task,
         config: CompressConfig,
         groups: Sequence[Group],
-        max_bytes: int,
-        size: Callable[[MixturePrior], int],
+        limit: float,
+        size: Callable[[MixturePrior], float],
+        steer: Callable[[CompressConfig, float], CompressConfig] = gentler,
     ) -> None:
-        super().__init__(task, config, groups)
-        self.max_bytes, self.size = max_bytes, size
+        super().__init__(task, config, groups, steer)
+        self.limit, self.size = limit, size
         self._sizes: dict[float, float] = {}  # by gentleness: the logarithm of the size, relative to the limit
         self._found: list[Kept] = []
 
@@ -47,7 +48,7 @@ class SizeSearch(Runs):
         while len(self._sizes) < MOST_RUNS:
             try:
                 self.train_(phases)
-                self._sizes[self.gentleness] = math.log(max(1, self.size(self.prior)) / self.max_bytes)
+                self._sizes[self.gentleness] = math.log(self.size(self.prior) / self.limit)
                 self._found.append(self.kept(phases.history[-1].epoch))
             except DivergedError:
                 if not self._found and self.gentleness >= GENTLEST:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import islice
 
 from torch import Tensor
 
 from softshare.config import RetrainConfig
+from softshare.distributed.shards import assembled
+from softshare.distributed.wrap import restore_, state_of, synchronized
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.curvature import Curvature
@@ -23,17 +24,20 @@ DAMPING = (
 
 def curvatures(task: Task, prior: MixturePrior, config: RetrainConfig) -> dict[str, Tensor]:
     """By name, of the mean loss of the quantized network, on the CPU. The network is as before afterwards."""
-    state, was_training = copy.deepcopy(task.model.state_dict()), task.model.training
+    state, was_training = state_of(task.model), task.model.training
     curvature, supply = Curvature(prior), Supply(task.train, config)
+    network = synchronized(task.model, task.group)
     task.model.train()
     with seeded(task.model, config.seed):
         for batch in islice(supply.endless(), BATCHES):
             task.model.zero_grad()
             with quantized(prior):
-                task.loss(task.model, batch).backward()
+                task.loss(network, batch).backward()
             curvature.note_()
     task.model.zero_grad()
-    task.model.load_state_dict(state)  # the buffers of batch norm
+    restore_(task.model, state)  # the buffers of batch norm
     task.model.train(was_training)
-    found = curvature.estimate(supply.batch_size(task.n_examples))
-    return {s.name: (c + DAMPING * c.mean()).cpu() for s, c in zip(prior.view.shared, found, strict=True)}
+    view, held = prior.view, curvature.estimate(supply.batch_size(task.n_examples))
+    if view.group.size > 1:
+        held = [assembled(c, s.tensor, view.group) for s, c in zip(view.shared, held, strict=True)]
+    return {s.name: (c + DAMPING * c.mean()).cpu() for s, c in zip(view.shared, held, strict=True)}
