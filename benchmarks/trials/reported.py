@@ -78,7 +78,14 @@ def digits() -> Iterator[Row]:
     task = digits_task()
     yield run("digits CNN, defaults", task)
     yield run("digits CNN, 100 epochs", task, epochs=100)
-    yield run("digits CNN, 300 epochs", task, epochs=300)
+
+
+def digits_longer() -> Iterator[Row]:
+    yield run("digits CNN, 300 epochs", digits_task(), epochs=300)
+
+
+def digits_limit() -> Iterator[Row]:
+    task = digits_task()
     yield run("digits CNN, at most +0.5", task, ss.MaxErrorIncrease(0.5))
     yield run("digits CNN, at most +0.5, without steering", task, None, tau=0.005, zero_mixing=0.95)
 
@@ -242,7 +249,20 @@ def imbalanced() -> Iterator[Row]:
     yield row._replace(words=f"{', '.join(told)}. {row.words}")
 
 
-TRIALS = (digits, wrong_way, lightning, bert, regression, few, small, two_methods, other_model, imbalanced)
+TRIALS = (
+    digits,
+    digits_longer,
+    digits_limit,
+    wrong_way,
+    lightning,
+    bert,
+    regression,
+    few,
+    small,
+    two_methods,
+    other_model,
+    imbalanced,
+)
 
 
 def main() -> None:
@@ -254,7 +274,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
         for trial in TRIALS:
             if not options.trials or trial.__name__ in options.trials:

@@ -10,6 +10,7 @@ import csv
 import itertools
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -64,6 +65,10 @@ class Row:
     fate: str = ""  # of the network, by all that was measured: kept or lost
     outcome: str = ""  # of the target on validation data, or the text of an exception
     messages: str = ""
+    validation_noise: float | None = None  # one standard error of `validation_before`
+    test_noise: float | None = None
+    torch: str = ""
+    commit: str = ""  # of the code; empty if it is not known
 
     def cells(self) -> list[str]:
         numbers = (self.validation_before, self.validation_after, self.test_before, self.test_after)
@@ -126,7 +131,29 @@ def measured(job: Job) -> Row:
         fate=verdict(result).fate,
         outcome=str(compressed.outcome or ""),
         messages=" | ".join(compressed.messages),
+        validation_noise=compressed.outcome.noise if compressed.outcome else None,
+        test_noise=result.noise,
+        torch=torch.__version__,
+        commit=commit(),
     )
+
+
+def commit() -> str:
+    """Of this clone, with a plus if files differ from it."""
+    try:
+        said = [
+            "git",
+            "-C",
+            str(Path(__file__).parent),
+            "describe",
+            "--always",
+            "--exclude=*",
+            "--abbrev=9",
+            "--dirty=+",
+        ]
+        return subprocess.run(said, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def spawned(job: Job) -> Row:
@@ -142,7 +169,7 @@ def append(path: Path, row: Row) -> None:
     new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(asdict(row))

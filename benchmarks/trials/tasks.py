@@ -55,6 +55,7 @@ class Recipe:
     measure: Measure | None = None  # default: error in percent
     metric: Metric = Metric()
     values_per_example: int = 1  # over which the loss is a mean: pixels, characters
+    noise: Measure | None = None  # standard error of the measure; default: softshare's estimate
 
 
 # Losses and measures
@@ -95,6 +96,12 @@ def perplexity(model: nn.Module, data: Batch) -> float:
     return math.exp(float(cross_entropy(model, data)))
 
 
+def noise_of_perplexity(model: nn.Module, data: Batch) -> float:
+    """By the spread of the mean loss over sequences: the letters of one are not independent."""
+    losses = torch.stack([cross_entropy(model, (x[None], y[None])) for x, y in zip(*data, strict=True)]).double()
+    return float(losses.mean().exp() * losses.std() / math.sqrt(len(losses)))
+
+
 # Pre-training
 
 
@@ -105,7 +112,7 @@ def folder() -> Path:
 def trained(name: str, seed: int, make: Callable[[], nn.Module], data: Splits, how: Recipe) -> Task:
     """The task on these data, with a network that is trained or read from the folder."""
     train, validation, test = data
-    measure, batches = how.measure or error, Batches(train, how.batch)
+    measure, noise, batches = how.measure or error, how.noise, Batches(train, how.batch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         task = Task(
@@ -118,6 +125,7 @@ def trained(name: str, seed: int, make: Callable[[], nn.Module], data: Splits, h
             name=name,
             dataset="trial",
             metric=how.metric,
+            noise=(lambda model: noise(model, validation)) if noise else None,
         )
         kept = folder() / f"{name}-{seed}.safetensors"
         if kept.exists():
@@ -316,7 +324,9 @@ def lstm(seed: int, length: int = 32, n_train: int = 2000) -> Task:
     letters = {letter: i for i, letter in enumerate(sorted(set("".join(words))))}
     codes = torch.tensor([letters[c] for c in text[: (n_train + 1000) * length + 1]])
     x, y = codes[:-1].view(-1, length), codes[1:].view(-1, length)
-    how = Recipe(32, 40, 4e-3, measure=perplexity, metric=PERPLEXITY, values_per_example=length)
+    how = Recipe(
+        32, 40, 4e-3, measure=perplexity, metric=PERPLEXITY, values_per_example=length, noise=noise_of_perplexity
+    )
     return trained("lstm", seed, lambda: Characters(len(letters)), in_parts(x, y, n_train, 400), how)
 
 

@@ -24,7 +24,14 @@ def facts(result: Result) -> dict[str, str]:
         metric.name: f"{metric.text(result.error_before)} -> {metric.text(result.error_after)}{noise}",
         **others,
         "bytes": sizes(4 * result.n_weights, result.file_bytes),
+        **_shrunk(result),
     }
+
+
+def _shrunk(result: Result) -> dict[str, str]:
+    if result.speed is None:
+        return {}
+    return {"shrunk": f"needs {100 * result.speed.macs_ratio:.3g}% of the multiply-adds (softshare export --shrunk)"}
 
 
 def in_a_line(result: Result) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data.distributed import DistributedSampler
 
 from softshare._util.user_code import batches, guarded, here, length_of, wrong
+from softshare.distributed.group import ALONE, Group
 from softshare.errors import ConfigError, NotANumberError
 
 COUNTED: Any = None  # a number that the task counts itself
@@ -89,6 +91,7 @@ class Task:
     outputs: Callable[[nn.Module, Any], Tensor] | None = None  # (model, batch) -> logits, (batch, classes)
     metric: Metric = Metric()
     noise: Callable[[nn.Module], float] | None = None  # model -> standard error of `evaluate`; None: estimated
+    group: Group = field(default=ALONE, repr=False)  # processes that train the network together; `compress` sets it
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -96,6 +99,11 @@ class Task:
         for name in ("loss", "evaluate"):
             if not callable(getattr(self, name)):
                 raise ConfigError(f"Task.{name}: expected a function, got {getattr(self, name)!r}")
+        if (getattr(self.loss, "__module__", None) or "").startswith("torch.nn"):  # a function of outputs and targets
+            raise ConfigError(
+                f"Task.loss: expected a function of the network and a batch, got {self.loss!r}. For a loss of outputs "
+                "and targets, use Task.from_loaders(model, train_loader, val_loader, loss)"
+            )
         for name in ("test", "outputs", "noise"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigError(f"Task.{name}: expected a function or None, got {getattr(self, name)!r}")
@@ -162,6 +170,9 @@ class Task:
             n_examples: terms of the mean loss in one epoch, if they cannot be counted.
             name: of the network, for tables.
             dataset: its name, for tables.
+
+        Returns:
+            A task for `compress`.
         """
         import softshare  # through the package, because loaders live in a layer above this one
 
@@ -179,11 +190,31 @@ class Task:
         )
 
     def judge(self, model: nn.Module, *, final: bool = False) -> float:
-        """The metric of a network, by `evaluate`, or by `test` if `final`. The network's mode is restored."""
+        """The metric of a network, by `evaluate`, or by `test` if `final`:
+
+            print(task.judge(model))
+
+        Args:
+            model: to judge. Its mode is restored.
+            final: use the test set, if there is one.
+
+        Returns:
+            The number by which the task judges.
+        """
         return self.judge_all(model, final=final)[self.metric.name]
 
     def judge_all(self, model: nn.Module, *, final: bool = False) -> dict[str, float]:
-        """All numbers that `evaluate` or `test` gives, by name. A number alone has the name of the metric."""
+        """All numbers that `evaluate` or `test` gives, by name. A number alone has the name of the metric.
+
+        In a group each process calls the function, and what it gives on the first one counts.
+
+        Args:
+            model: to judge. Its mode is restored.
+            final: use the test set, if there is one.
+
+        Returns:
+            A number for each name.
+        """
         function = "test" if final and self.test else "evaluate"
         with evaluating(model):
             found = getattr(self, function)(model)
@@ -201,7 +232,8 @@ class Task:
         for key, number in found_numbers.items():
             otherwise = "" if key == name else ", or None if it cannot be measured"
             require_finite(f"Task.{function}", number, f"for the {key} of the network", otherwise)
-        return found_numbers
+        agreed: dict[str, float] = self.group.first(found_numbers)
+        return agreed
 
 
 @contextmanager
@@ -223,12 +255,14 @@ def require_finite(function: str, value: float, what: str, otherwise: str = "") 
 
 
 def require_mean_loss(value: Any) -> Tensor:
-    """What `Task.loss` returned. Raise unless it is a tensor without dimensions.
+    """What `Task.loss` returned. Raise unless it is a real tensor without dimensions.
 
     `backward` would sum a vector, and the task's weight would be its batch size times too large.
     """
-    if not isinstance(value, Tensor) or value.dim():
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.dim() or value.is_complex():
+        got = type(value).__name__
+        if isinstance(value, Tensor):
+            got = f"shape {tuple(value.shape)}" if value.dim() else f"one of {value.dtype}"
         raise wrong("Task.loss", "the mean loss over the batch as a 0-d tensor", got)
     return value
 
@@ -257,7 +291,10 @@ def count_examples(train: Iterable[Any]) -> int:
     The global random state is kept.
     """
     batched = getattr(train, "batch_size", 1) is not None or getattr(train, "batch_sampler", None) is not None
-    for owner in ("sampler", "dataset") if batched else ():  # if not, each item of the dataset is a batch
+    sampler = getattr(train, "sampler", None)
+    shared_out = isinstance(sampler, DistributedSampler)  # its length is that of one process's share
+    for owner in ("dataset",) if shared_out else ("sampler", "dataset") if batched else ():
+        # if not batched, each item of the dataset is a batch
         if (n := length_of(getattr(train, owner, None))) is not None:
             return n
     if length_of(train) is None:  # a stream, which may not end

@@ -459,14 +459,14 @@ def test_batches_are_moved_to_the_models_device() -> None:
 
 def test_batches_are_moved_wherever_they_are_nested() -> None:
     """On the device `meta`, which every machine has."""
-    from softshare.loaders.batches import _moved
+    from softshare.loaders.batches import moved
 
     pair = namedtuple("pair", "a b")
-    moved = _moved({"x": pair(torch.ones(2), [torch.ones(1)]), "name": "text"}, torch.device("meta"))
-    assert type(moved["x"]) is pair
-    assert moved["x"].a.is_meta
-    assert moved["x"].b[0].is_meta
-    assert moved["name"] == "text"
+    found = moved({"x": pair(torch.ones(2), [torch.ones(1)]), "name": "text"}, torch.device("meta"))
+    assert type(found["x"]) is pair
+    assert found["x"].a.is_meta
+    assert found["x"].b[0].is_meta
+    assert found["name"] == "text"
 
 
 def test_a_task_of_loaders_is_compressed() -> None:

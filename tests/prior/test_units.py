@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import softshare as ss
 from kernels import needs_gpu
 from softshare.config import RetrainConfig
 from softshare.network.groups import Group, Slices, find_groups
-from softshare.prior.units import BROAD, NARROW, ZERO_MIXING
+from softshare.prior.units import BROAD, FLOOR, NARROW, ZERO_MIXING, UnitPrior
+from softshare.result import load_copy
 from softshare.simplify.shrink import shrink
 from softshare.task import Task
 from softshare.train.first_look import look
@@ -120,17 +122,17 @@ def test_the_fused_gradient_is_that_of_the_loss(memory_format: torch.memory_form
 
 def test_a_unit_falls_below_the_threshold_and_stays_above() -> None:
     """The threshold between the two components is where the docstring of `UnitPrior` puts it."""
-    model = nn.Sequential(nn.Linear(50, 1, bias=False), nn.ReLU(), nn.Linear(1, 1)).double()
-    group = Group(1, (Slices("0.weight", 0, 1, 1, read=False),))
+    model = nn.Sequential(nn.Linear(50, 3, bias=False), nn.ReLU(), nn.Linear(3, 1)).double()
+    group = Group(3, (Slices("0.weight", 0, 1, 1, read=False),))
     prior = ss.MixturePrior(model, ss.PriorConfig(units=1.0), groups=[group])
     odds, ratio = torch.tensor(ZERO_MIXING / (1 - ZERO_MIXING)), torch.tensor(BROAD / NARROW)
     threshold = ((2 * ratio.log() + 2 / 50 * odds.log()) / (1 / NARROW**2 - 1 / BROAD**2)).sqrt()
     weight, start = model[0].get_parameter("weight"), model[0].get_parameter("weight").detach().clone()
     for factor, std in ((0.9, NARROW), (1.1, BROAD)):
         with torch.no_grad():
-            weight.copy_(start * threshold * factor)
-        (grad,) = torch.autograd.grad(units_of(prior), weight)
-        torch.testing.assert_close(grad, weight.detach() / (std * rms(start)) ** 2, rtol=0.15, atol=0)
+            weight[0] = start[0] / rms(start[0]) * rms(start) * threshold * factor
+        grad = torch.autograd.grad(units_of(prior), weight)[0][0]
+        torch.testing.assert_close(grad, weight[0].detach() / (std * rms(start)) ** 2, rtol=0.15, atol=0)
 
 
 def test_blank_layers_and_biases_stay_finite() -> None:
@@ -185,10 +187,43 @@ def test_the_route_with_it_leaves_fewer_units() -> None:
     assert errors[1] < 10
 
 
+def test_the_pull_on_units_warms_up_with_tau(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are 4 epochs of 8 steps, and tau rises over the first half. Each step pulls by `units` times tau / N."""
+    task, pulls = make_task(), list[float]()
+    prior = with_units(task.model, next(iter(task.train))[0], units=3.0)
+    pull_ = UnitPrior.add_gradients_
+
+    def spied(own: UnitPrior, scale: Tensor, grads: Sequence[Tensor], squares: Tensor) -> Tensor:
+        pulls.append(float(scale))
+        return pull_(own, scale, grads, squares)
+
+    monkeypatch.setattr(UnitPrior, "add_gradients_", spied)
+    retrain_(task, prior, RetrainConfig(epochs=4, scaling="paper", tau=0.12, tau_warmup=0.5, hard_from=0.75))
+    assert task.n_examples == 512
+    assert pulls == pytest.approx([3 * 0.12 / 512 * min(1.0, k / 16) for k in range(32)])
+
+
+def test_rows_of_an_embedding_that_no_input_chooses_are_empty_in_the_file() -> None:
+    """They are no units, because inputs name rows by number. They cost the loss nothing, so zeroing empties them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 6), nn.Linear(6, 2))
+    x = 2 * torch.randint(6, (256,))  # the even rows
+    y = (x > 5).long()
+    before = model[0].get_parameter("weight").detach().clone()
+    task = Task(model, [(x, y)] * 4, cross_entropy, lambda m: float((m(x).argmax(1) != y).float().mean()) * 100, 1024)
+    compressed = ss.compress(task, ss.CompressConfig().override(epochs=20, lr_weights=1e-2), target=None)
+    left = load_copy(model, compressed.state_dict())
+    rows = left.get_parameter("0.weight").count_nonzero(1)
+    assert before[1::2].count_nonzero(1).min() == 6
+    assert rows[1::2].max() == 0
+    assert rows[::2].max() > 0
+    assert task.judge(left) < 10
+
+
 def test_the_first_look_finds_the_units_only_if_they_are_needed() -> None:
     task = make_task()
     assert look(task, ss.MixturePrior(task.model), 0).groups == ()
-    found = look(task, ss.MixturePrior(task.model, ss.PriorConfig(units=0.1)), 0).groups
+    found = look(task, ss.MixturePrior(task.model), 0, needs_groups=True).groups
     assert [group.n_units for group in found] == [40]
 
 
@@ -203,3 +238,23 @@ def test_captured_training_gives_the_same_weights(hard_from: float) -> None:
         retrain_(task, prior, RetrainConfig(epochs=4, capture=capture, hard_from=hard_from))
         states.append(task.model.state_dict())
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_alive", [0, 1, 2, 5])
+def test_the_last_units_of_a_layer_are_spared(n_alive: int) -> None:
+    """With `FLOOR` units alive or more, each dead one is pulled as it is alone. With one it is half, with none 0."""
+    model = nn.Sequential(nn.Linear(50, 8, bias=False), nn.ReLU(), nn.Linear(8, 40, bias=False))
+    prior = with_units(model, torch.randn(2, 50))
+    weight = model[0].get_parameter("weight")
+    with torch.no_grad():
+        weight[n_alive:] *= 0.1
+        model[2].get_parameter("weight")[:, n_alive:] *= 0.1
+    (grad,) = torch.autograd.grad(units_of(prior), [weight])
+    assert prior.units is not None
+    scale = prior.units.squared_scales[0]
+    expected = min(1.0, n_alive / FLOOR) * weight[n_alive:].detach() / scale / NARROW**2
+    torch.testing.assert_close(grad[n_alive:], expected, rtol=1e-3, atol=1e-4)
+    weight.grad = None
+    found = [torch.zeros_like(t) for t in prior.view.tensors]
+    prior.units.add_gradients_(torch.ones(()), found, prior.units.squares().detach())
+    torch.testing.assert_close(found[0], grad, rtol=1e-4, atol=1e-5)

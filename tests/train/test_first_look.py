@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import softshare as ss
+from softshare.compressed import REVIVE, Compressed, dead_layers
 from softshare.errors import ConfigError, ModelError
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
 from softshare.train.first_look import FirstLook, in_nats, look
 from softshare.train.noise import noise_of
 
@@ -56,6 +59,16 @@ def test_an_error_that_is_called_an_accuracy_is_refused() -> None:
     task = dataclasses.replace(make_task(), metric=ss.Metric("accuracy", "%", True))
     with pytest.raises(ConfigError, match=r"of which more is better.*0\.00% for .*all 0.*higher_is_better=False"):
         ss.compress(task, CONFIG)
+
+
+def test_an_evaluation_of_another_model_is_refused() -> None:
+    """It would call every network as good as the one that it closes over, also one of zeros."""
+    task = make_task()
+    other = dataclasses.replace(task, evaluate=lambda _: task.judge(task.model))
+    with pytest.raises(ConfigError, match=r"of the network that it is given.*calls neither.*0\.00% for both"):
+        ss.compress(other, CONFIG)
+    by_hand = dataclasses.replace(task, evaluate=lambda model: 0.0 * task.judge(model))
+    ss.compress(by_hand, CONFIG, target=None)  # it says nothing, but of the right network
 
 
 def test_a_network_that_is_not_trained_passes() -> None:
@@ -183,13 +196,38 @@ def test_a_loss_of_another_model_is_refused() -> None:
         ss.compress(dataclasses.replace(task, loss=lambda _, batch: batch[0].mean()), CONFIG)
 
 
-def test_a_layer_that_dies_is_named_with_its_last_epoch() -> None:
+@pytest.mark.filterwarnings("ignore:.*lost all weights")
+@pytest.mark.parametrize(("length", "counted"), [({"epochs": 4}, "epoch"), ({"steps": 40}, "look")])
+def test_a_layer_that_dies_is_named_with_the_epoch_or_look_from_which_it_is_zero(
+    length: dict[str, Any], counted: str
+) -> None:
     """The prior is so strong that every weight goes."""
-    config = ss.CompressConfig().override(epochs=4, tau=1e6, tau_warmup=0.0)
+    config = ss.CompressConfig().override(**length, tau=1e6, tau_warmup=0.0)
     compressed = ss.compress(make_task(), config, target=None)
-    dead = [text for text in compressed.messages if "all of its weights are 0" in text]
-    assert [text.partition(":")[0] for text in dead] == ["0.weight", "2.weight"]
-    assert all("after epoch" in text for text in dead)
+    dead = [text for text in compressed.messages if "all zero" in text]
+    zero = [
+        next(record.epoch for record in compressed.history if not record.density[name])
+        for name in ("0.weight", "2.weight")
+    ]
+    if zero[0] == zero[1]:
+        assert dead == [f"0.weight, 2.weight are all zero since {counted} {zero[0]}: nothing passes through them."]
+    else:
+        assert dead == [
+            f"{name} is all zero since {counted} {since}: nothing passes through it."
+            for name, since in zip(("0.weight", "2.weight"), zero, strict=True)
+        ]
+    assert compressed.messages.count(REVIVE) == 1
+
+
+def test_many_dead_layers_are_one_message() -> None:
+    book = torch.tensor([0.0, 0.5])
+    zeros = [QuantizedTensor(f"{k}.weight", (2, 2), torch.float32, torch.zeros(4).byte(), book) for k in range(1000)]
+    compressed = Compressed(QuantizedWeights(tuple(zeros), {}, {}), {}, {})
+    assert dead_layers(compressed) == [
+        "0.weight, 1.weight, 2.weight, 3.weight and 996 more are all zero: nothing passes through them."
+    ]
+    one = dead_layers(compressed, spared=[t.name for t in zeros[1:]])
+    assert one == ["0.weight is all zero: nothing passes through it."]
 
 
 class Auxiliary(nn.Module):
@@ -222,6 +260,7 @@ def no_zeros(model: nn.Module, batch: Batch) -> Tensor:
     return loss(model, batch)
 
 
+@pytest.mark.filterwarnings("ignore:.*lost all weights")
 @pytest.mark.parametrize("own", [two_heads, with_penalty, no_zeros])
 def test_a_task_that_cannot_be_asked_is_trained(own: Callable[[nn.Module, Batch], Tensor]) -> None:
     task = make_task(0)
@@ -230,3 +269,51 @@ def test_a_task_that_cannot_be_asked_is_trained(own: Callable[[nn.Module, Batch]
     compressed = ss.compress(task, CONFIG.override(tau=1e-5), target=None)
     assert any("because the loss or the evaluation fails" in text for text in compressed.messages) == (own is two_heads)
     assert ss.measure(task, compressed, CONFIG.override(tau=1e-5)).error_bits > 0
+
+
+# The number of examples
+
+
+@pytest.mark.parametrize(
+    ("n_examples", "expected"),
+    [
+        (256, ""),
+        (128, ""),  # a few rows may be no examples
+        (3072, ""),  # 6 numbers in each of 256 rows, out by 2
+        (127, "expected about 256 to 1,536, by the size of the batches, got 127"),
+        (3073, "expected about 256 to 1,536, by the size of the batches, got 3,073"),
+    ],
+)
+def test_a_number_of_examples_that_the_batches_deny(n_examples: int, expected: str) -> None:
+    """There are 4 batches of 64 rows with 6 numbers and a label."""
+    doubts = looked(dataclasses.replace(make_task(), n_examples=n_examples)).doubts
+    assert len(doubts) == bool(expected)
+    assert all(text.startswith(f"Task.n_examples: {expected}") for text in doubts)
+
+
+def test_more_batches_than_are_read_count() -> None:
+    """Each time step of a sequence is a term. In a batch with the steps first, the labels count the sequences."""
+    task = make_task()
+    many = dataclasses.replace(task, train=[*task.train] * 10, n_examples=2560)
+    assert looked(many).doubts == ()
+    assert "got 2,560" in looked(dataclasses.replace(task, n_examples=2560, train=task.train[:1])).doubts[0]  # type: ignore[index]
+    steps_first = dataclasses.replace(
+        task,
+        train=[(torch.zeros(50, 4, 6), torch.zeros(4, dtype=torch.long))] * 5,
+        loss=lambda m, batch: F.cross_entropy(m(batch[0])[-1], batch[1]),
+        n_examples=20,
+    )
+    assert looked(steps_first).doubts == ()
+
+
+def test_batches_that_cannot_be_counted_raise_no_doubts() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(make_task().train)
+
+    assert looked(dataclasses.replace(make_task(), train=Stream(), n_examples=1)).doubts == ()
+
+
+def test_the_doubts_are_said_before_training() -> None:
+    with pytest.warns(UserWarning, match=r"^Task.n_examples: expected about 256 to 1,536"):
+        ss.compress(dataclasses.replace(make_task(), n_examples=9999), CONFIG.override(tau=1e-6), target=None)

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from softshare import MixturePrior
 from softshare.errors import ConfigError, NotANumberError, TaskError
 from softshare.task import Metric, Task
-from softshare.train.noise import examples_seen, noise_of
+from softshare.train.first_look import look
+from softshare.train.noise import examples_seen, noise_is_guessed, noise_of
 
 
 class Net(nn.Module):
@@ -138,3 +140,19 @@ def test_a_noise_that_is_no_finite_number() -> None:
             noise_of(make_task(at_once, noise=gives(value)), task.model, 1.0)
     with pytest.raises(ConfigError, match=r"Task\.noise: expected a number, got str"):
         noise_of(make_task(at_once, noise=gives("much")), task.model, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "own", "guessed"),
+    [
+        (Metric(), 10.0, None, False),
+        (Metric("accuracy", "", True), 0.9, None, False),
+        (Metric("gain", "dB", True), 30.0, None, True),
+        (Metric("perplexity", ""), 8.0, None, True),
+        (Metric("perplexity", ""), 8.0, gives(0.1), False),
+    ],
+)
+def test_what_is_no_share_of_answers_is_a_guess(metric: Metric, value: float, own: Any, guessed: bool) -> None:
+    task = make_task(lambda model: value + 0 * at_once(model), metric, noise=own)
+    assert noise_is_guessed(task, value) is guessed
+    assert look(task, MixturePrior(task.model), 0).guessed is guessed

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
 from softshare.prior.prior import MixturePrior
-from softshare.task import Task
+from softshare.task import Metric, Task
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.retrain import retrain_
@@ -90,11 +90,25 @@ def test_on_a_terminal_a_bar_fills_up(steps: int | None, total: str) -> None:
     last = last_line(file)
     assert "retrain" in last
     assert "error 9.35%" in last
-    assert "2.0 kB by the mixture" in last
-    assert "5 components" in last
+    assert "about 2.0 kB" in last
     assert total in last
     assert "0:00:00" in last  # time left
     assert SHOW_CURSOR in file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_number_is_cut_where_there_is_little_room(width: int) -> None:
+    con, file = console(is_terminal=True)
+    con.width = width
+    bar = ProgressBar("retrain, run 13", con, Metric("validation accuracy", "%", True))
+    bar.on_start(30, 2000)
+    bar.on_epoch(record(0, complexity_bits=123e6))
+    bar.on_step(1, 1)
+    bar.on_end()
+    last = last_line(file)
+    assert "…" not in last
+    assert "validation accuracy 12.35%  about 15.4 MB" in last
+    assert "1/60000" in last
 
 
 def test_on_a_terminal_the_bar_is_where_the_training_is() -> None:
@@ -132,7 +146,7 @@ def test_off_a_terminal_a_line_every_tenth_of_the_run(epochs: int, expected: lis
     lines = file.getvalue().splitlines()
     assert [line.rpartition("  ")[2].partition(",")[0] for line in lines] == [f"{e}/{epochs}" for e in expected]
     error = f"retrain  error {12.3456 - epochs:.2f}%"
-    assert lines[-1] == f"{error}  2.0 kB by the mixture  5 components  {epochs}/{epochs}, 0 s left"
+    assert lines[-1] == f"{error}  about 2.0 kB  {epochs}/{epochs}, 0 s left"
     assert "\x1b" not in file.getvalue()
 
 

@@ -126,7 +126,9 @@ def test_a_run_may_be_stopped_after_any_step(n: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "target", [ss.WithinNoise(), ss.MaxErrorIncrease(1.0), ss.MaxError(0.0), ss.MaxBytes(120)], ids=repr
+    "target",
+    [ss.WithinNoise(), ss.MaxErrorIncrease(1.0), ss.MaxError(0.0), ss.MaxBytes(120), ss.MaxMacs(0.3)],
+    ids=repr,
 )
 def test_a_search_that_is_stopped_goes_on_with_its_runs(target: Any, tmp_path: Path) -> None:
     whole = ss.compress(make_task(), STEPS, target=target)
@@ -263,6 +265,26 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
     missing = Checkpoint(tmp_path / "no folder" / "run", every=0)
     with pytest.warns(UserWarning, match="cannot write .*; the run goes on without a new checkpoint"):
         assert same(ss.compress(make_task(), STEPS, target=None, checkpoint=missing), whole)
+
+
+def test_other_conditions_are_said(tmp_path: Path) -> None:
+    """Another number of threads rounds differently, and the run ended in another file without a word."""
+    path, threads = tmp_path / "run", torch.get_num_threads()
+    first = Checkpoint(path)
+    first.begin("this")
+    first.write()
+    said: list[str] = []
+    Checkpoint(path, say=said.append).begin("this")
+    assert said == []
+    try:
+        torch.set_num_threads(threads + 1)
+        Checkpoint(path, say=said.append).begin("this")
+    finally:
+        torch.set_num_threads(threads)
+    assert f"threads {threads} then, {threads + 1} now). The run goes on, but rounds differently" in said.pop()
+    Checkpoint(path, say=said.append).begin("this", device="cuda")
+    assert "device cpu then, cuda now" in said.pop()
+    assert said == []
 
 
 @pytest.mark.parametrize("every", [-1, "60", True, float("nan")])

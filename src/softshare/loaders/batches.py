@@ -40,12 +40,16 @@ class OnDevice:
         self.loader, self.model = loader, model
 
     def __iter__(self) -> Iterator[Any]:
-        return (_moved(batch, device_of(self.model)) for batch in self.loader)
+        return (moved(batch, device_of(self.model)) for batch in self.loader)
 
     @property
     def generator(self) -> Any:
         """What a DataLoader draws its order from, if it has its own. A run that is resumed restores it."""
         return getattr(self.loader, "generator", None)
+
+    @property
+    def sampler(self) -> Any:
+        return getattr(self.loader, "sampler", None)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises its own TypeError
@@ -68,13 +72,14 @@ class Reading:
         """The label that does not count."""
         return int(option(self.loss_fn, "ignore_index", IGNORED))
 
-    def run(self, model: nn.Module, batch: Any) -> Seen:
-        inputs, by_name, target = _split(model, _moved(batch, device_of(model)))
-        output = call("the model", model, *inputs, **by_name)
-        logits = _named(output, "logits")
+    def run(self, model: nn.Module, batch: Any, weights: Mapping[str, Tensor] | None = None) -> Seen:
+        """With other weights than the model's own if given."""
+        inputs, by_name, target = _split(model, moved(batch, device_of(model)))
+        output = call("the model", applied, model, weights, inputs, by_name)
+        logits = part_of(output, "logits")
         named = logits is not None
         n = examples_in(target) or examples_in(batch) or 1
-        return Seen(logits if named else output, target, _named(output, "loss"), n, named)
+        return Seen(logits if named else output, target, part_of(output, "loss"), n, named)
 
     def loss(self, seen: Seen) -> Tensor:  # 0-d
         """The mean loss of a batch."""
@@ -177,18 +182,27 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
     if callable(getattr(value, "to", None)):  # a tensor, or a class for batches that knows how
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: _moved(part, device) for name, part in value.items()}
+        return {name: moved(part, device) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_moved(part, device) for part in value]
+        parts = [moved(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
-def _named(output: Any, name: str) -> Any:
+def applied(
+    model: nn.Module, weights: Mapping[str, Tensor] | None, inputs: tuple[Any, ...], by_name: Mapping[str, Any]
+) -> Any:
+    """The output of a network, with other weights than its own if given."""
+    if weights is None:
+        return model(*inputs, **by_name)
+    return torch.func.functional_call(model, dict(weights), inputs, dict(by_name))
+
+
+def part_of(output: Any, name: str) -> Any:
     """A part of a model's output, from a dict or an object; None if it has no such part."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
@@ -201,7 +215,7 @@ def _split(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any
         name = next((name for name in TARGETS if name in batch), None)
         if name is None:
             return (), dict(batch), None
-        return (), {key: value for key, value in batch.items() if key != name or _takes(model, name)}, batch[name]
+        return (), {key: value for key, value in batch.items() if key != name or takes(model, name)}, batch[name]
     if isinstance(batch, tuple | list) and batch:
         return tuple(batch[:-1] or batch), {}, batch[-1]
     raise ConfigError(
@@ -211,6 +225,8 @@ def _split(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any
     )
 
 
-def _takes(model: nn.Module, name: str) -> bool:
+def takes(model: nn.Module, name: str) -> bool:
+    while isinstance(model, nn.parallel.DistributedDataParallel):  # its own forward takes any name
+        model = model.module
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

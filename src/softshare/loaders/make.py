@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data.distributed import DistributedSampler
 
+from softshare.distributed.group import ALONE, Group, world
 from softshare.errors import ConfigError
 from softshare.loaders.batches import OnDevice, Reading, Seen, option
 from softshare.loaders.meters import Measure, Noise, OfFunction, OfObject, measures_of
@@ -84,6 +86,7 @@ class FromLoaders:
     def noise(self, model: nn.Module) -> float:
         meter = Noise(self.measures[0])
         self.reading.each(model, self.val_loader, "val_loader", meter.add)
+        meter.gather_(_readers(self.val_loader))
         return meter.value()
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
@@ -101,8 +104,15 @@ class FromLoaders:
                 meter.add(seen)
 
         self.reading.each(model, loader, what, add)
+        for meter in meters.values():
+            meter.gather_(_readers(loader))
         values = {name: meter.value() for name, meter in meters.items()}
         return values if len(values) > 1 else values[self.measures[0].metric.name]
+
+
+def _readers(loader: Iterable[Any]) -> Group:
+    """The processes that share the examples of a loader out among them."""
+    return world() if isinstance(getattr(loader, "sampler", None), DistributedSampler) else ALONE
 
 
 def _check_loss(loss_fn: Any) -> None:

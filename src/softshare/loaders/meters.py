@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from softshare._util.user_code import call, here, wrong
+from softshare.distributed.group import Group
 from softshare.errors import ConfigError
 from softshare.loaders.batches import Reading, Seen
 from softshare.task import Metric
@@ -32,6 +33,9 @@ class Meter(Protocol):
     """Collects one metric over batches."""
 
     def add(self, seen: Seen) -> None: ...
+
+    def gather_(self, group: Group) -> None:
+        """Take in what the other processes have collected of their shares of the loader."""
 
     def value(self) -> float: ...
 
@@ -65,6 +69,9 @@ class Rate:
         self.k += int(((guesses == labels) == self.hits).sum())
         self.n += len(labels)
 
+    def gather_(self, group: Group) -> None:
+        self.k, self.n = int(group.total(self.k)), int(group.total(self.n))
+
     def value(self) -> float:
         return 100 * self.k / self.n if self.n else math.nan
 
@@ -92,6 +99,10 @@ class Distance:
         self.means.append(each.reshape(len(each) if each.dim() else 1, -1).mean(1).cpu())
         self.total, self.elements = self.total + float(each.sum()), self.elements + each.numel()
 
+    def gather_(self, group: Group) -> None:
+        self.means = [mean for means in group.each(self.means) for mean in means]
+        self.total, self.elements = group.total(self.total), int(group.total(self.elements))
+
     def value(self) -> float:
         return self.total / self.elements if self.elements else math.nan
 
@@ -110,6 +121,9 @@ class MeanLoss:
     def add(self, seen: Seen) -> None:
         if n := self.reading.n_terms(seen):  # a batch of ignored labels has no mean
             self.total, self.n = self.total + n * float(self.reading.loss(seen)), self.n + n
+
+    def gather_(self, group: Group) -> None:
+        self.total, self.n = group.total(self.total), int(group.total(self.n))
 
     def value(self) -> float:
         return self.then(self.total / self.n) if self.n else math.nan
@@ -130,6 +144,9 @@ class OfObject:
         if hasattr(self.metric, "to") and isinstance(seen.output, Tensor):
             self.metric = call(self.what, self.metric.to, seen.output.device)
         call(self.what, self.metric.update, seen.output, seen.target)
+
+    def gather_(self, group: Group) -> None:
+        """Nothing: objects of torchmetrics do this themselves in `compute`."""
 
     def value(self) -> float:
         return _one_number(call(self.what, self.metric.compute), self.name)
@@ -153,6 +170,10 @@ class OfFunction:
                 got = f"{type(part).__name__}. {advice}"
                 raise wrong(f"metric {self.name!r}", "outputs and targets that are tensors", got)
             kept.append(part.detach().cpu())
+
+    def gather_(self, group: Group) -> None:
+        self.outputs = [part for parts in group.each(self.outputs) for part in parts]
+        self.targets = [part for parts in group.each(self.targets) for part in parts]
 
     def value(self) -> float:
         try:
@@ -244,6 +265,11 @@ class Noise:
         one = self.make()
         one.add(seen)
         self.batches.append(one.value())
+
+    def gather_(self, group: Group) -> None:
+        self.whole.gather_(group)
+        self.batches = [value for values in group.each(self.batches) for value in values]
+        self.n = int(group.total(self.n))
 
     def value(self) -> float:
         direct = self.whole.noise()

@@ -24,10 +24,12 @@ class Mixture:
 
     @property
     def mixing(self) -> Tensor:
+        """The share of each component. They sum to 1."""
         return self.log_mixing.exp()
 
     @property
     def std(self) -> Tensor:
+        """The standard deviation of each component."""
         return torch.exp(0.5 * self.log_var)
 
     def __len__(self) -> int:
@@ -37,6 +39,7 @@ class Mixture:
         self,
         w: Tensor,  # (n,)
     ) -> Tensor:  # (J + 1, n)
+        """How far each component is responsible for each weight. They sum to 1 over the components."""
         return torch.softmax(log_joint(w, self.log_mixing, self.mean, self.log_var), 0)
 
     def assign(
@@ -47,6 +50,7 @@ class Mixture:
         return mixture_assign(w, self.log_mixing, self.mean, self.log_var)
 
     def detach(self) -> Mixture:
+        """The same values without a history of gradients."""
         return Mixture(self.log_mixing.detach(), self.mean.detach(), self.log_var.detach())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare._util.float64 import in_float64
 from softshare.config import Gamma, MergeConfig, PriorConfig
+from softshare.distributed.shards import Sharded
 from softshare.errors import ConfigError
 from softshare.network.groups import Group
 from softshare.network.weights import WeightView
@@ -32,6 +32,7 @@ LARGEST = 2.0**100  # weights in a table are below this: its reach must be a flo
 # part, whichever is more. From 19 for each, no weights move a width of 0.45 by more than 5% (docs/math.md).
 HELD, HELD_FOR_EACH = 1e6, 20
 USUAL_WEIGHT = 0.05  # root mean square of the weights that learning rates are made for
+MOST_SORTED = 2**20  # weights for a quantile: torch takes no more than 2^24
 OUTLIER = 10.0  # times the 99th percentile of the magnitudes: the initial means do not reach further
 LOOK_EVERY = 256  # training steps between two checks that the table still fits; each check synchronises the GPU
 
@@ -60,13 +61,15 @@ class MixturePrior(nn.Module):
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # a tuple, so that torch does not register the model as part of the prior
+        self.gathered = Sharded(model)
         view = self.current_view()
         view.check()
         names = view.layers() if config.mixtures == "layer" else [[s.name for s in view.shared]]
         self.parts = tuple(view.only(of_one) for of_one in names)  # the weights of each mixture
-        self.view = WeightView(tuple(s for part in self.parts for s in part.shared), {}, {})  # in the same order
+        in_order = tuple(s for part in self.parts for s in part.shared)
+        self.view = WeightView(in_order, {}, {}, processes=view.group)
         means = torch.stack([_initial_means(part, config).to(view.dtype) for part in self.parts])
-        units = [_power_of_two(size_of(part.gather()) / USUAL_WEIGHT) if relative else 1.0 for part in self.parts]
+        units = [_power_of_two(part.size() / USUAL_WEIGHT) if relative else 1.0 for part in self.parts]
         self.register_buffer("mean_units", means.new_tensor(units)[:, None], persistent=relative)  # (parts, 1)
         self.mean_units: Tensor
         self.means = nn.Parameter(means / self.mean_units)  # (parts, J)
@@ -156,16 +159,22 @@ class MixturePrior(nn.Module):
         The hyper-priors leave out their constants, which have no gradient. Under `torch.no_grad` the value is exact and
         covers all weights, whatever the method and the sample.
         """
+        if torch.is_grad_enabled() and self.view.group.size > 1:
+            raise ConfigError(
+                "the weights are sharded, and autograd would add to gradients that are still being reduced. Call "
+                "prior.add_gradients_(tau, n_examples) after loss.backward() instead of adding prior.loss(...)"
+            )
         log_mixing, mean, log_var = self._normalized()
         exact = [find_sweep(self.means, self.config.backend)] * len(self.parts)
         sweeps = self._training_sweeps() if torch.is_grad_enabled() else exact
         losses = [
-            mixture_nll(sweep, part.tensors, log_mixing[k], mean[k], log_var[k])
+            mixture_nll(sweep, part.counted_locals, log_mixing[k], mean[k], log_var[k])
             for k, (part, sweep) in enumerate(zip(self.parts, sweeps, strict=True))
         ]
+        total = self.view.group.sum_(torch.stack(losses)).sum()
         if self.units:
-            losses.append(self.config.units * self.units.neg_log_prior())
-        return torch.stack(losses).sum() + self._hyper_priors(log_mixing, log_var)
+            total = total + self.config.units * self.units.neg_log_prior()
+        return total + self._hyper_priors(log_mixing, log_var)
 
     def _hyper_priors(
         self,
@@ -192,7 +201,17 @@ class MixturePrior(nn.Module):
         return [sampled(find_sweep(self.means, self.config.backend, r), one_in) for r in self.reaches]
 
     def loss(self, tau: float, n_examples: int) -> Tensor:
-        """The term to add to a *mean* task loss: tau / N * -log p(w, theta). 0-d."""
+        """The term to add to a *mean* task loss: tau / N * -log p(w, theta).
+
+            (loss_fn(model(x), y) + prior.loss(tau=0.003, n_examples=60_000)).backward()
+
+        Args:
+            tau: the weight of the prior.
+            n_examples: N, the examples that tau is counted against.
+
+        Returns:
+            A 0-d tensor.
+        """
         if torch.is_grad_enabled():
             self.count_step()
         return scaled_tau(tau, n_examples) * self.neg_log_prior()
@@ -200,7 +219,14 @@ class MixturePrior(nn.Module):
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
         """Do what `loss(tau, n_examples).backward()` does, faster and without a second gradient in memory.
 
-        Call it after the backward of the task loss: it adds to the gradients. Returns the loss, detached.
+        Call it after the backward of the task loss: it adds to the gradients.
+
+        Args:
+            tau: the weight of the prior.
+            n_examples: N, the examples that tau is counted against.
+
+        Returns:
+            The loss, detached.
         """
         scale = self.means.new_full((), scaled_tau(tau, n_examples))
         self.count_step()
@@ -212,32 +238,58 @@ class MixturePrior(nn.Module):
         weight_grads: Sequence[Tensor] | None = None,  # added to in place of the weights' own, in the order of `view`
     ) -> Tensor:  # 0-d
         """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it. The caller counts the step."""
-        weights = self.view.tensors
         if weight_grads is None:
-            for w in weights:
+            for w in self.view.tensors:
                 if w.grad is None and w.requires_grad:
                     w.grad = torch.zeros_like(w)
-            weight_grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+            held = zip(self.view.locals, self.view.local_grads, strict=True)
+            weight_grads = [torch.zeros_like(w) if grad is None else grad for w, grad in held]
         parameters = self._normalized()
-        rows = (p.detach().unbind() for p in parameters)
-        remaining, together = iter(weight_grads), self.config.sample_one_in == 1
-        losses, sums = [], []
-        for part, sweep, log_mixing, mean, log_var in zip(self.parts, self._training_sweeps(), *rows, strict=True):
-            own = [next(remaining) for _ in part.shared]
-            found = mixture_nll_grad_(sweep, part.tensors, own, log_mixing, mean, log_var, scale, together)
-            losses.append(found[0])
-            sums.append(found[1])
-        grads = scale * mixture_grads(torch.stack(sums, 1), self.means)  # (3, parts, J + 1)
+        with torch.no_grad():
+            squares = self.units.squares() if self.units else self.means.new_empty(0)
+        loss, sums, squares = self._swept(weight_grads, [p.detach() for p in parameters], scale, squares)
+        grads = scale * mixture_grads(sums, self.means)  # (3, parts, J + 1)
         hyper = self._hyper_priors(parameters[0], parameters[2])
         pushed = [(p, g) for p, g in zip(parameters, grads, strict=True) if p.requires_grad]
         if hyper.requires_grad:
             pushed.append((hyper, scale))
         torch.autograd.backward([p for p, _ in pushed], [g for _, g in pushed])
-        loss = scale * (torch.stack(losses).sum().to(scale.dtype) + hyper.detach())
-        return loss + self.units.add_gradients_(self.config.units * scale, weight_grads) if self.units else loss
+        loss = scale * (loss.to(scale.dtype) + hyper.detach())
+        if not self.units:
+            return loss
+        return loss + self.units.add_gradients_(self.config.units * scale, weight_grads, squares)
+
+    def _swept(
+        self,
+        weight_grads: Sequence[Tensor],  # added to
+        parameters: Sequence[Tensor],  # (parts, J + 1) each
+        scale: Tensor,  # 0-d
+        squares: Tensor,  # (units,)
+    ) -> tuple[Tensor, Tensor, Tensor]:  # 0-d; (3, parts, J + 1); (units,)
+        """The loss of all parts, their sums of a `Sweep`, and the squares: of all processes, in one message."""
+        remaining, together = iter(weight_grads), self.config.sample_one_in == 1
+        losses, sums = [], []
+        rows = (p.unbind() for p in parameters)
+        for part, sweep, log_mixing, mean, log_var in zip(self.parts, self._training_sweeps(), *rows, strict=True):
+            held = list(zip(part.locals, [next(remaining) for _ in part.shared], part.counted, strict=True))
+            found = mixture_nll_grad_(sweep, *_columns(held, True), log_mixing, mean, log_var, scale, together)
+            losses.append(found[0])
+            sums.append(found[1])
+            if not all(part.counted):  # copies, which another process counts
+                mixture_nll_grad_(sweep, *_columns(held, False), log_mixing, mean, log_var, scale, together)
+        loss, of_each = torch.stack(losses).sum(), torch.stack(sums, 1)
+        if self.view.group.size > 1:
+            message = self.view.group.sum_(torch.cat([loss[None], of_each.flatten(), squares.to(loss.dtype)]))
+            loss, of_each = message[0], message[1 : 1 + of_each.numel()].view_as(of_each)
+            squares = message[1 + of_each.numel() :].to(squares.dtype)
+        return loss, of_each, squares
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """Groups for the optimizer, each with its own learning rate (paper, 4.1)."""
+        """Groups for the optimizer, each with its own learning rate (paper, 4.1).
+
+        Returns:
+            The parameters of the mixtures, to add to those of the network.
+        """
         mixing = [p for p in (self.mixing_logits, self.zero_logit) if isinstance(p, nn.Parameter)]
         return [
             {"params": [self.means], "lr": self.config.lr_means, "weight_decay": 0.0},
@@ -248,11 +300,21 @@ class MixturePrior(nn.Module):
     def quantize(self, config: MergeConfig | None = None, *, hard: bool = False) -> Compressed:
         """Merge and quantize the network as trained so far. A training loop of your own ends with this.
 
-        Set `hard` if the last steps were hard ones: each weight then keeps the component that they gave it.
+        Args:
+            config: how components are merged.
+            hard: whether the last steps were hard ones. Each weight then keeps the component that they gave it.
+
+        Returns:
+            The network as it will be written, with `save`.
         """
         import softshare  # through the package, because `Compressed` lives in a layer above this one
 
         return softshare.quantize_prior(self, config or MergeConfig(), hard)
+
+
+def _columns(held: Sequence[tuple[Tensor, Tensor, bool]], counts: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights and their gradients that count, or those that do not."""
+    return [w for w, _, c in held if c is counts], [g for _, g, c in held if c is counts]
 
 
 def scaled_tau(tau: float, n_examples: int) -> float:
@@ -267,18 +329,13 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def size_of(weights: Tensor) -> float:
-    """The root mean square."""
-    return float(in_float64(weights).square().mean().sqrt()) if weights.numel() else 0.0
-
-
 def _power_of_two(value: float) -> float:
     return 2.0 ** round(math.log2(value)) if 0 < value < math.inf else 1.0
 
 
 def _initial_std(view: WeightView, config: PriorConfig) -> float:
     if config.width is not None:
-        return config.width * (size_of(view.gather()) or 1.0)
+        return config.width * (view.size() or 1.0)
     low, high = view.range()
     spacing = (high - low) / max(1, config.components - 1) or abs(high) or 1.0  # all weights of a layer may be equal
     return config.init_std if config.init_std is not None else spacing
@@ -287,18 +344,13 @@ def _initial_std(view: WeightView, config: PriorConfig) -> float:
 def _bulk(view: WeightView) -> tuple[float, float]:
     """The range of the weights without outliers, which would spread the means over a range that has no weight."""
     low, high = view.range()
-    far = OUTLIER * float(torch.quantile(_sample(view.gather().abs()), 0.99))
+    far = OUTLIER * float(torch.quantile(view.sample(MOST_SORTED).abs(), 0.99))
     return (max(low, -far), min(high, far)) if max(-low, high) > far > 0 else (low, high)
 
 
-def _sample(weights: Tensor) -> Tensor:
-    return weights[:: math.ceil(len(weights) / 2**20)]  # torch.quantile takes no more than 2^24
-
-
 def _initial_means(view: WeightView, config: PriorConfig) -> Tensor:  # (components,)
-    weights = view.gather()
+    dtype, device = view.dtype, view.tensors[0].device
     if config.init == "range":
-        return torch.linspace(*_bulk(view), config.components, dtype=weights.dtype, device=weights.device)
-    sample = _sample(weights)
-    centres = (torch.arange(config.components, dtype=weights.dtype, device=weights.device) + 0.5) / config.components
-    return torch.quantile(sample, centres)
+        return torch.linspace(*_bulk(view), config.components, dtype=dtype, device=device)
+    centres = (torch.arange(config.components, dtype=dtype, device=device) + 0.5) / config.components
+    return torch.quantile(view.sample(MOST_SORTED), centres)

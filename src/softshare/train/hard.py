@@ -28,6 +28,9 @@ def hard_step(prior: MixturePrior) -> Iterator[None]:
 
     Args:
         prior: of the network that is trained.
+
+    Returns:
+        A context. The weights behind the quantized ones are back at its end, with their gradients.
     """
     weights = prior.view.tensors
     before = [w.grad for w in weights]
@@ -60,13 +63,14 @@ def quantize_network_(prior: MixturePrior) -> tuple[list[Tensor], list[Tensor]]:
     kept: list[Tensor] = []
     try:
         for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-            for w in part.tensors:
+            for w in part.locals:
                 index, own = quantize_(w, mixture.log_mixing, mixture.mean, mixture.log_var)
                 assigned.append(index)
                 kept.append(own)
     except BaseException:
         restore_(prior, kept)
         raise
+    prior.gathered.settle_()
     return assigned, kept
 
 
@@ -74,7 +78,8 @@ def quantize_network_(prior: MixturePrior) -> tuple[list[Tensor], list[Tensor]]:
 def restore_(prior: MixturePrior, kept: list[Tensor]) -> None:
     """Give the network its old weights back. After an error, only the first ones may have been quantized."""
     if kept:  # torch refuses an empty list
-        torch._foreach_copy_(prior.view.tensors[: len(kept)], kept)
+        torch._foreach_copy_(prior.view.locals[: len(kept)], kept)
+        prior.gathered.settle_()
 
 
 @torch.no_grad()
@@ -83,8 +88,10 @@ def add_mean_gradients_(prior: MixturePrior, assigned: Sequence[Tensor]) -> None
     if not prior.means.requires_grad:
         return
     rows = [k for k, part in enumerate(prior.parts) for _ in part.shared]
-    tensors = zip(assigned, prior.view.tensors, rows, strict=True)
-    sums = torch.empty_like(prior.log_vars)  # (parts, J + 1)
-    sum_by_component([(index, w.grad, row) for index, w, row in tensors if w.grad is not None], sums)
-    gradient = sums[:, 1:] * prior.mean_units
+    held = zip(assigned, prior.view.local_grads, prior.view.counted, rows, strict=True)
+    # In float64: added up in any number of processes, the sums are the same once they are rounded, but for rare ties.
+    sums = torch.empty_like(prior.log_vars, dtype=torch.float64)  # (parts, J + 1)
+    sum_by_component([(index, grad, row) for index, grad, counts, row in held if grad is not None and counts], sums)
+    of_free = prior.view.group.sum_(sums[:, 1:].contiguous())
+    gradient = of_free.to(prior.means.dtype) * prior.mean_units
     prior.means.grad = gradient if prior.means.grad is None else prior.means.grad + gradient

@@ -41,9 +41,11 @@ class Hook:
     def on_start(self, epochs: int, steps_per_epoch: int | None) -> None:
         """Called before each run. A search has several, whose epochs are numbered on."""
 
-    def on_step(self, epoch: int, step: int) -> None: ...
+    def on_step(self, epoch: int, step: int) -> None:
+        """Called after each optimizer step."""
 
-    def on_epoch(self, record: EpochRecord) -> None: ...
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Called after each epoch or look, and once before the first, with what is known then."""
 
     def on_return(self, epoch: int) -> None:
         """Called if a target takes the network of an earlier epoch, after `on_prior` with its prior."""

@@ -87,9 +87,12 @@ class ReplayedPriorStep(PriorStep):
 
     @staticmethod
     def fits(prior: MixturePrior) -> bool:
-        """Whether this is faster than single launches, and possible: a graph would draw the same sample each time."""
+        """Whether this is faster than single launches, and possible: a graph would draw the same sample each time.
+
+        Messages between processes are not replayed.
+        """
         small = prior.view.n_weights <= SMALL and prior.config.sample_one_in == 1
-        return small and prior.means.device.type == "cuda"
+        return small and prior.means.device.type == "cuda" and prior.view.group.size == 1
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -6,26 +6,21 @@ import csv
 import os
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from softshare._util.work_stages import has_bars
 from softshare.task import Metric
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.spared import Say, warn
 
 
-def shows_progress(console: Console) -> bool:
-    """Whether someone is likely to look: in a terminal or in a notebook."""
-    return console.is_terminal or console.is_jupyter
-
-
-def _has_bars(console: Console) -> bool:
-    """A bar in a notebook is a widget."""
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 1e3:.1f} kB" if n_bytes < 999_950 else f"{n_bytes / 1e6:.1f} MB"
 
 
 class ProgressBar(Hook):
@@ -46,12 +41,13 @@ class ProgressBar(Hook):
             self._first, self._runs = None, self._runs + 1
         self._goes_on = False
         self._name = self.title + (f", run {self._runs}" if self._runs > 1 else "")
-        if _has_bars(self.console):
+        if has_bars(self.console):
+            count, left = Column(no_wrap=True), Column(no_wrap=True)  # where there is little room, the bar gives way
             columns = (
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
+                MofNCompleteColumn(table_column=count),
+                TimeRemainingColumn(table_column=left),
             )
             self._progress = Progress(*columns, console=self.console)
             total = epochs * (steps_per_epoch or 1)
@@ -67,7 +63,7 @@ class ProgressBar(Hook):
         done = record.epoch - self._first
         text = f"{self._name}  {self.metric.name} {self.metric.text(record.validation_error)}"
         if record.density:
-            text += f"  {record.complexity_bits / 8000:.1f} kB by the mixture  {record.components_alive} components"
+            text += f"  about {_size(record.complexity_bits / 8)}"
         if self._progress:
             self._progress.update(self._bar, description=text, completed=done * (self._steps or 1))
         elif done > 0 and (done % -(-self._epochs // 10) == 0 or done == self._epochs):

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from softshare.config import RetrainConfig
-from softshare.prior.prior import USUAL_WEIGHT, size_of
+from softshare.network.weights import SharedTensor, WeightView
+from softshare.prior.prior import USUAL_WEIGHT
 
 USUAL_SCALE = 1.0  # of the weights of a norm, and of other vectors that multiply
 FURTHEST = 10  # powers of two from the rate that is set
@@ -45,5 +46,5 @@ def _powers(model: nn.Module) -> dict[Tensor, int]:
 
 
 def _power(parameter: Tensor, usual: float) -> int:
-    size = size_of(parameter.detach())
+    size = WeightView((SharedTensor("", parameter),), {}, {}).size()
     return max(-FURTHEST, min(FURTHEST, round(math.log2(size / usual)))) if size else 0

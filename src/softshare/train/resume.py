@@ -13,8 +13,7 @@ import os
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,14 +24,19 @@ from torch import nn
 
 from softshare._util.files import read_bytes, write_atomic
 from softshare._util.run_folder import EVERY
+from softshare._util.signals import Handler, end_fork
+from softshare.distributed.group import ALONE, Group
+from softshare.distributed.wrap import restore_, whole_state
 from softshare.errors import ConfigError, FormatError, SoftShareError, StoppedError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
 from softshare.train.random_state import random_state, set_random_state
+from softshare.train.spared import warn
 from softshare.train.step import Step
 from softshare.train.supply import Supply
 
-VERSION = 1
+VERSION = 2
+ASKED_EVERY, MOST_STEPS = 0.5, 50  # seconds, and steps, after which all processes are asked whether to write or stop
 
 
 class Part(Protocol):
@@ -46,32 +50,49 @@ class Checkpoint:
 
         softshare.compress(task, checkpoint=softshare.Checkpoint("mine.run", every=600))
 
-    It is written every so many seconds, and when Ctrl-C or SIGTERM stops the run.
+    It is written every so many seconds, and when Ctrl-C or SIGTERM stops the run. `say` gets what goes wrong with it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], every: float = EVERY) -> None:
+    def __init__(self, path: str | os.PathLike[str], every: float = EVERY, say: Callable[[str], None] = warn) -> None:
         if isinstance(every, bool) or not isinstance(every, int | float) or not every >= 0:
             raise ConfigError(f"every: expected a number of seconds of at least 0, got {every!r}")
-        self.path, self.every = Path(path), every
+        self.path, self.every, self.say = Path(path), every, say
         self._parts: dict[str, Part] = {}
         self._loaded: dict[str, Any] = {}  # states whose parts do not exist yet
-        self._key = ""
+        self._key, self._conditions = "", dict[str, Any]()
         self._written = time.monotonic()
         self._signal = 0
+        self._group = ALONE
+        self._asked, self._asked_every = time.monotonic(), 1  # when all processes were last asked, and after how many
+        self._steps = 0  # steps they are asked, and steps since
 
-    def begin(self, key: object) -> None:
-        """Read the file, if there is one. Raise unless it is of this run, by its key."""
+    def begin(self, key: object, group: Group = ALONE, device: str = "cpu") -> None:
+        """Read the file, if there is one. Raise unless it is of this run, by its key.
+
+        In a group, the first process reads and writes the file for all, which may be another number when they go on.
+        So may the threads and the device. Sums are then rounded in another way, and that is said.
+        """
+        self._conditions = {"threads": torch.get_num_threads(), "device": device, "processes": group.size}
+        self._group = group
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
         self._parts, self._loaded, self._written, self._signal = {}, {}, time.monotonic(), 0
-        if not self.path.exists():
+        data = read_bytes(self.path) if group.is_first and self.path.exists() else None
+        if not group.first(data is not None):
             return
-        state = _read(self.path)
+        state = _read(self.path, group.first_bytes(data or b""))
         if state["key"] != self._key:
             raise ConfigError(
                 f"{self.path} is of another run: the network, the settings, the target or the versions are not the "
                 "same. Give those of that run to go on with it, or delete the file to start anew"
             )
         self._loaded = state["parts"]
+        then, now = state["conditions"], self._conditions
+        other = [f"{name} {then[name]} then, {now[name]} now" for name in now if now[name] != then[name]]
+        if other and group.is_first:
+            self.say(
+                f"{self.path} was written under other conditions ({'; '.join(other)}). The run goes on, but rounds "
+                "differently, and ends in another file than one that was never stopped"
+            )
 
     def follow(self, name: str, part: Part) -> None:
         """Keep a part of the run from now on. If the run was stopped, the part gets the state that it had then."""
@@ -81,22 +102,43 @@ class Checkpoint:
 
     def tick(self) -> None:
         """Called after each step and at the end. Writes the file if it is time. After a signal, stops the run."""
+        is_due = time.monotonic() - self._written >= self.every
+        if self._group.size > 1:
+            self._steps += 1
+            if self._steps < self._asked_every:
+                return
+            is_due = self._agree(is_due)
         if self._signal:
             self.write()
             raise StoppedError(
                 f"stopped by {signal.Signals(self._signal).name}; the run is kept in {self.path}", self._signal
             )
-        if time.monotonic() - self._written >= self.every:
+        if is_due:
             try:
                 self.write()
             except SoftShareError as problem:  # a full disk: the file before is still there, and so is the run
-                warnings.warn(f"{problem}; the run goes on without a new checkpoint", stacklevel=2)
+                self.say(f"{problem}; the run goes on without a new checkpoint")
                 self._written = time.monotonic()
 
+    def _agree(self, is_due: bool) -> bool:
+        """Whether the first process finds it time to write, and whether any has had a signal. Asked twice a second."""
+        now = time.monotonic()
+        often = min(MOST_STEPS, max(1, round(self._steps * ASKED_EVERY / max(now - self._asked, 1e-6))))
+        said = self._group.highest_(torch.tensor([self._signal, is_due and self._group.is_first, often]))
+        self._signal, due, self._asked_every = (int(n) for n in said)
+        self._asked, self._steps = now, 0
+        return bool(due)
+
     def write(self) -> None:
+        """Write the file now."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
+        if self._group.size > 1:
+            parts = whole_state(parts, self._group)
+            self._written = time.monotonic()
+            if not self._group.is_first:
+                return
         buffer = io.BytesIO()
-        torch.save({"version": VERSION, "key": self._key, "parts": parts}, buffer)
+        torch.save({"version": VERSION, "key": self._key, "conditions": self._conditions, "parts": parts}, buffer)
         write_atomic(self.path, buffer.getvalue())
         self._written = time.monotonic()
 
@@ -110,10 +152,14 @@ class Checkpoint:
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are the main thread's
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[int, Handler] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        process = os.getpid()
 
         def stop(number: int, frame: FrameType | None) -> None:
+            end_fork(number, process)
             if self._signal:
+                if callable(handler := before[number]):
+                    handler(number, frame)
                 raise KeyboardInterrupt
             self._signal = number
 
@@ -126,13 +172,12 @@ class Checkpoint:
                 signal.signal(number, handler)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    data = read_bytes(path)
+def _read(path: Path, data: bytes) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if state["version"] != VERSION:
             raise ValueError(f"version {state['version']}, expected {VERSION}")
-        return {"key": str(state["key"]), "parts": dict(state["parts"])}
+        return {name: kind(state[name]) for name, kind in (("key", str), ("conditions", dict), ("parts", dict))}
     except Exception as problem:  # torch has no error of its own for each way in which a file can be wrong
         kind = type(problem).__name__
         raise FormatError(f"{path} is not the checkpoint of a run ({kind}); delete it to start anew") from None
@@ -157,23 +202,30 @@ class Training:
             "buffers": _unkept_buffers(self.task.model),
             "prior": prior and {"state": prior.state_dict(), "steps": prior.steps, "reaches": prior.reaches},
             "run_step": self.run_step.state_dict(),
-            "supply": self.supply.state_dict(),
-            "random": random_state(self.task.model),
+            **self._of_each(),
         }
+
+    def _of_each(self) -> dict[str, Any]:
+        """What each process has of its own: its batches, and its random state."""
+        own = {"supply": self.supply.state_dict(), "random": random_state(self.task.model)}
+        group = self.task.group
+        return {**own, "each": group.each(own)} if group.size > 1 else own
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.look, self.step, self.tau = state["look"], state["step"], state["tau"]
         self.run_step.hard = state["hard"]
-        self.task.model.load_state_dict(state["model"])
+        restore_(self.task.model, state["model"])
         for name, buffer in _unkept_buffers(self.task.model).items():
             buffer.copy_(state["buffers"][name])
         if self.prior and state["prior"]:
             self.prior.load_state_dict(state["prior"]["state"])
             self.prior.steps, self.prior.reaches = state["prior"]["steps"], state["prior"]["reaches"]
         self.run_step.load_state_dict(state["run_step"])
-        self.supply.load_state_dict(state["supply"])  # draws random numbers
-        set_random_state(state["random"], self.task.model)
+        rank, each = self.task.group.rank, state.get("each", [])
+        own = each[rank] if rank < len(each) else state
+        self.supply.load_state_dict(own["supply"])  # draws random numbers
+        set_random_state(own["random"], self.task.model)
 
 
 def _unkept_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,6 +14,8 @@ from torch import nn
 
 from softshare._util.user_code import at
 from softshare.config import RetrainConfig
+from softshare.distributed.shards import local
+from softshare.distributed.wrap import restore_, state_of
 from softshare.errors import DivergedError, NotANumberError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task
@@ -103,19 +105,22 @@ def _train_until(
             run_step(batch)
         training.look, training.step = look, training.step + 1
         if training.step % CHECK_EVERY == 0:
-            _require_finite("the loss", float(run_step.sums[1]))
+            _require_finite("the loss", task.group.total(float(run_step.sums[1])))
         for hook in hooks:
             hook.on_step(look, training.step)
         if checkpoint:
             checkpoint.tick()
-    _require_finite("the loss", float(run_step.sums[1]))
+    _require_finite("the loss", task.group.total(float(run_step.sums[1])))
     for name, parameter in task.model.named_parameters():  # no loss has seen the last step yet
         if parameter.requires_grad and parameter.numel():
-            _require_finite(name, float(parameter.detach().abs().max()))
+            held = local(parameter.detach())
+            _require_finite(name, task.group.total(float(held.abs().max()) if held.numel() else 0.0))
+    for buffer in task.model.buffers():  # each process has its own means of a batch norm
+        task.group.send_(buffer, 0)
     if prior and run_step.hard and run_step.curvature:
         curvatures = run_step.curvature.estimate(supply.batch_size(task.n_examples))
         spare_bits_(prior, curvatures, bit_price(training.tau, config, task.n_examples), least_worth(config))
-    return float(run_step.sums[0]) / training.step, training.tau
+    return task.group.mean(float(run_step.sums[0])) / training.step, training.tau
 
 
 def _record(
@@ -139,7 +144,9 @@ def record_of(
     bits, alive = 0.0, 0
     density: dict[str, float] = {}
     for part, mixture in zip(prior.parts, prior.mixtures(), strict=True):
-        counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) for t in part.tensors])
+        held = zip(part.locals, part.counted, strict=True)
+        counts = torch.stack([mixture.assign(t).bincount(minlength=len(mixture)) * counts for t, counts in held])
+        part.group.sum_(counts)
         bits -= float((counts.sum(0) * mixture.log_mixing).sum()) / math.log(2)
         alive += int((counts.sum(0) > 0).sum())
         shares = (counts[:, 1:].sum(1) / counts.sum(1).clamp(min=1)).tolist()
@@ -164,11 +171,11 @@ def _require_finite(what: str, value: float) -> None:
 
 
 def _state(task: Task, prior: MixturePrior | None) -> tuple[Any, Any]:
-    return copy.deepcopy((task.model.state_dict(), prior.state_dict() if prior else None))
+    return state_of(task.model), copy.deepcopy(prior.state_dict()) if prior else None
 
 
 def _restore(task: Task, prior: MixturePrior | None, state: tuple[Any, Any]) -> None:
-    task.model.load_state_dict(state[0])
+    restore_(task.model, state[0])
     if prior:
         prior.load_state_dict(state[1])
 

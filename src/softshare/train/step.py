@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softshare._util.user_code import call
+from softshare._util.user_code import call, length_of
 from softshare.config import RetrainConfig
+from softshare.distributed.shards import is_sharded, sharded_as
+from softshare.distributed.wrap import synchronized
 from softshare.errors import ConfigError, ModelError
 from softshare.prior.prior import MixturePrior
 from softshare.task import Task, require_mean_loss
@@ -49,6 +52,8 @@ class Step:
         self, task: Task, prior: MixturePrior | None, config: RetrainConfig, latent: Latent | None = None
     ) -> None:
         self.task, self.prior, self.latent, self.config = task, prior, latent or Latent(), config
+        if task.group.size > 1:
+            _check_group(task, prior, config)
         self.curvature = Curvature(prior) if prior and config.zeroing and config.hard_from < 1 else None
         self._prior_step = self._make_prior_step(prior) if prior else None
         parameters = self.latent.parameters(task.model)
@@ -61,6 +66,7 @@ class Step:
         trained = [p for group in self._groups for p in group["params"]]
         self._with_grad = list(dict.fromkeys([*trained, *task.model.parameters()]))  # the optimizer may not have all
         self.sums = torch.zeros(2, device=_device(task))  # of the losses that steps returned since it was set to 0
+        self._network = synchronized(task.model, task.group)
         self._first = True
         self.hard = False  # whether the network runs on quantized weights
 
@@ -94,6 +100,7 @@ class Step:
         """The learning rates stay: they follow from the progress of the run."""
         for optimizer, loaded in zip(self._all_optimizers(), state["optimizers"], strict=True):
             groups = optimizer.param_groups
+            loaded = _sharded(loaded, [p for group in groups for p in group["params"]])
             optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
             optimizer.param_groups = groups  # torch has made others, but the rates are set in these
         if self.curvature:
@@ -134,7 +141,7 @@ class Step:
             raise
 
     def _task_gradients(self, batch: Any) -> Tensor:
-        task_loss, first = require_mean_loss(self.task.loss(self.task.model, batch)), self._first
+        task_loss, first = require_mean_loss(self.task.loss(self._network, batch)), self._first
         self._check(task_loss)
         if task_loss.requires_grad:
             call("the gradient of Task.loss", task_loss.backward)
@@ -149,6 +156,29 @@ class Step:
                 "Check the model's weights and the data"
             )
         self._first = False
+
+
+def _sharded(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> dict[int, dict[str, Any]]:
+    """The state of an optimizer, sharded as its parameters are."""
+    return {
+        k: {
+            name: sharded_as(parameters[k], v) if is_sharded(parameters[k]) and v.shape == parameters[k].shape else v
+            for name, v in own.items()
+        }
+        for k, own in state.items()
+    }
+
+
+def _check_group(task: Task, prior: MixturePrior | None, config: RetrainConfig) -> None:
+    """Raise for settings that several processes cannot keep in step."""
+    if config.capture:
+        raise ConfigError("capture: expected False on several processes, whose messages a graph cannot replay")
+    if prior and prior.config.sample_one_in > 1 and prior.view.group.size == 1:
+        raise ConfigError(
+            "sample_one_in: expected 1 where each process has all weights, because each would draw others"
+        )
+    task.group.require_same("Task.n_examples", task.n_examples)
+    task.group.require_same("the number of batches in Task.train", length_of(task.train))
 
 
 def _require_gradients(prior: MixturePrior) -> None:

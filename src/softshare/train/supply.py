@@ -70,6 +70,9 @@ class Supply:
 
     def _begin_pass(self) -> None:
         self._pass, self._done = self._pass + 1, 0
+        set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
+        if callable(set_epoch):  # a DistributedSampler has another order in each pass only if it is told the pass
+            set_epoch(self._pass)
         self._start = random_state()
         if isinstance(generator := getattr(self._batches, "generator", None), torch.Generator):  # of a DataLoader
             self._start["own"] = generator.get_state()
@@ -92,6 +95,12 @@ class Supply:
         self._pass, self._per_pass, self._rows = state["pass"], state["per_pass"], state["rows"]
         if state["start"] is None:
             return
+        n = length_of(self._batches)
+        if self._per_pass is not None and n not in (None, self._per_pass):
+            raise ConfigError(
+                f"Task.train: expected {self._per_pass} batches in a pass, as in the run that was stopped, got {n}. On "
+                "another number of processes, keep the batch of all of them together"
+            )
         set_random_state(state["start"])
         if "own" in state["start"]:
             self._batches.generator.set_state(state["start"]["own"])  # type: ignore[attr-defined]

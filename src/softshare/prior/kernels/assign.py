@@ -68,13 +68,17 @@ def sum_by_component(
     tensors: Sequence[Summed],  # indices as `quantize_` returns them, and values of the same shape
     out: Tensor,  # (R, J)
 ) -> None:
-    """Fill out[r, j] with the sum of the values at index j over all tensors of row r: the same bits in every run."""
+    """Fill out[r, j] with the sum of the values at index j over all tensors of row r: the same bits in every run.
+
+    `out` may be wider than the values, for sums of which several processes have a part each.
+    """
     pieces: list[Summed] = []
     for index, values, row in tensors:
         order = memory_order(index)
         both = (t.detach().permute(order).reshape(-1).contiguous().split(MOST_AT_ONCE) for t in (index, values))
         pieces += [(i, v, row) for i, v in zip(*both, strict=True) if len(i)]
-    sum_by_index: SumByIndex = _implementation(out, "sum_by_index")
+    kind = torch.float64 if any(v.dtype == torch.float64 for _, v, _ in pieces) else torch.float32
+    sum_by_index: SumByIndex = _implementation(torch.empty(0, dtype=kind, device=out.device), "sum_by_index")
     with on(out.device):
         sum_by_index(pieces, out)
 

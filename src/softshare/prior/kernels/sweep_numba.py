@@ -123,15 +123,15 @@ def _gradients(
         total[i] *= times[i]
     for j in range(len(mean)):
         m, p = mean[j], precision[j]
-        sum_r, sum_d, sum_dd = np.float32(0), np.float32(0), np.float32(0)
+        sum_r, sum_d, sum_dd = 0.0, 0.0, 0.0  # in float64, so that shards of the weights have the sums of the whole
         for i in range(n):
             responsibility = terms[j, i] * total[i]
             distance = w[i] - m
             pull = responsibility * distance * p
             score[i] += pull
-            sum_r += responsibility
-            sum_d += pull
-            sum_dd += responsibility * (p * distance * distance - _ONE)
+            sum_r += float(responsibility)
+            sum_d += float(pull)
+            sum_dd += float(responsibility * (p * distance * distance - _ONE))
         sums[0, j] += sum_r
         sums[1, j] += sum_d
         sums[2, j] += sum_dd
