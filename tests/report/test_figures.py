@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,13 @@ from softshare.report.figures.filters import filter_shapes, filters_data, kept_f
 from softshare.report.figures.hyperprior_curves import hyperpriors_data
 from softshare.report.figures.masks import binned, masks_data
 from softshare.report.figures.sizes import Bits, bits_data, draw_bits, sizes_data, spaced
+from softshare.report.figures.speed import compared, draw_speed, speed_data
 from softshare.report.figures.storage import storage_data
+from softshare.report.page import render_page
 from softshare.report.run import Run
-from softshare.report.style import styled, to_png
+from softshare.report.style import styled, to_png, to_svg
 from softshare.result import Result
+from softshare.simplify.speed import Speed, Timing
 from softshare.target.limits import MaxBytes
 from softshare.task import Metric
 
@@ -50,13 +54,13 @@ MERGES = ("--components", 16, "--merge-threshold", 1)
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with the defaults: a mixture for each layer."""
-    return Run.load(compress(tmp_path_factory.mktemp("layers")))
+    return Run.load(compress(tmp_path_factory.mktemp("layers"), "--units", 1e-3))
 
 
 @pytest.fixture(scope="module")
 def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with the paper's settings: one mixture of 16 components, and many of them merge."""
-    return Run.load(compress(tmp_path_factory.mktemp("paper"), *PAPER))
+    return Run.load(compress(tmp_path_factory.mktemp("paper"), *PAPER, "--units", 1e-3))
 
 
 @pytest.fixture(params=["layers", "one_for_all"])
@@ -82,14 +86,14 @@ def test_a_run_without_a_result_or_without_a_film_shows_the_rest(layers: Run) ->
     there = {plot.name for plot in FIGURES if plot.data(begun)}
     assert there == {"weights", "dynamics", "hyperpriors", "curves", "prior", "film"}
     there = {plot.name for plot in FIGURES if plot.data(dataclasses.replace(layers, frames=None))}
-    assert there == {"account", "sizes", "bits", "curves", "prior", "masks", "storage"}
+    assert there == {"account", "sizes", "bits", "curves", "prior", "masks", "storage", "speed"}
 
 
 @pytest.mark.slow
 def test_a_file_without_names_shows_what_needs_none(tmp_path: Path) -> None:
     run = Run.load(compress(tmp_path, "--names", "none", "--epochs", 1))
     there = {plot.name: plot.data(run) for plot in FIGURES}
-    assert {name for name, data in there.items() if not data} == {"bits", "masks", "storage"}
+    assert {name for name, data in there.items() if not data} == {"bits", "masks", "storage", "speed"}
     (sizes,) = there["sizes"]
     assert sum(layer.n_bytes for layer in sizes.layers) == (run.folder / "model.sws").stat().st_size
 
@@ -393,7 +397,7 @@ def test_curves_are_the_history(layers: Run) -> None:
     assert error.epochs.tolist() == [0, 1, 2, 3, 4]
     assert error.lines[""].tolist() == [row["validation_error"] for row in layers.history]
     assert math.isnan(curves["Task loss"].lines[""][0])
-    assert curves["Size by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
+    assert curves["Size, estimated by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in layers.history]
 
 
@@ -510,3 +514,45 @@ def test_the_film_for_the_page_holds_the_sample(run: Run) -> None:
             assert np.frombuffer(base64.b64decode(index), "u1").tolist() == own.index.tolist()
         assert page["histograms"] == data.histograms.tolist()
         assert len(page["epochs"]) == len(page["mean"]) == len(page["ends"]) == 5
+
+
+def test_the_film_says_what_is_left_in_the_file(layers: Run) -> None:
+    """Simplifying may remove units after the last frame, so the frame alone would count other weights."""
+    assert layers.info is not None
+    assert layers.frames is not None
+    left = {t.name: t.n_nonzero for t in layers.info.tensors}
+    films = film_data(layers)
+    assert [film.left for film in films] == [
+        sum(left[name] or 0 for name in names) for names in layers.frames.about["tensors"]
+    ]
+    assert film_for_page(films[0])["left"] == films[0].left
+    assert {film.left for film in film_data(dataclasses.replace(layers, info=None))} == {None}
+
+
+def test_the_speed_of_the_shrunk_network_is_a_figure_and_a_table(layers: Run, tmp_path: Path) -> None:
+    assert layers.result is not None
+    timings = (Timing("CPU, 1 thread", 1, 0.002, 0.001), Timing("<b>GPU</b>", 256, 0.5, 0.125))
+    result = dataclasses.replace(layers.result, speed=Speed(1000, 250, 900, 90, timings))
+    run = dataclasses.replace(layers, result=result)
+    (data,) = speed_data(run)
+    assert data.timings == timings
+    with styled():
+        figure = draw_speed(data)
+        bars = [round(bar.get_width(), 6) for bar in figure.axes[0].patches]
+        svg = to_svg(figure, "speed-1")
+    assert bars == [100, 50, 100, 25]  # from 0, in percent of the whole network's: a length is a time
+    assert figure.axes[0].get_xlim()[0] == 0
+    assert [compared(times) for times in (2.0, 1.01, 0.8)] == ["2.0 times faster", "as fast", "1.2 times slower"]
+    assert {">whole<", ">shrunk<"} <= set(re.findall(">[a-z]+<", svg))
+    assert "2.0 times faster" in svg
+    assert "4.0 times faster" in svg
+    page = render_page(run, {"speed": [svg]})
+    assert "<b>10%</b><span>of the multiply-adds, shrunk</span>" in page
+    rows = re.findall(r"<tr>(.*?)</tr>", page.partition('id="shrunk"')[2].partition("</table>")[0], re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert ["weights", "1,000", "250", "4.0"] in cells
+    assert ["multiply-adds for one example", "900", "90", "10.0"] in cells
+    assert ["ms for 256 examples, &lt;b&gt;GPU&lt;/b&gt;", "500", "125", "4.0"] in cells
+    assert speed_data(dataclasses.replace(layers, result=dataclasses.replace(result, speed=None))) == ()
+    result.save(tmp_path / "result.json")
+    assert Result.load(tmp_path / "result.json") == result

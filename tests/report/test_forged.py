@@ -128,7 +128,7 @@ def test_an_epoch_is_a_number(run: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_an_error_of_the_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise OverflowError("too large")
 
     monkeypatch.setattr("softshare.report.write.render_page", broken)

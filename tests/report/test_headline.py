@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from report_runs import compress
-from softshare.report.headline import Progress, command, duration, facts, lead
+from softshare.report.headline import Progress, command, facts, lead
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.result import Result
@@ -48,6 +48,7 @@ def test_the_facts_are_those_of_the_result(run: Run) -> None:
     assert (found["Seed"], found["Training"], found["Device"]) == ("7", "4 epochs, 13 min", "cpu, 3 threads")
     assert found["Versions"] == "python 2, torch 1"
     assert facts(dataclasses.replace(run, result=None)) == {}
+    assert facts(changed(run, device="cpu", threads=1))["Device"] == "cpu, 1 thread"
 
 
 def config_of(result: Result | None, **more: Any) -> dict[str, Any]:
@@ -106,4 +107,3 @@ def test_progress_in_words() -> None:
     assert Progress(0, 30).text("epoch") == "epoch 0 of 30"
     assert Progress(3, 30, 95).text("look") == "look 3 of 30, about 95 s left"
     assert Progress(3, 30, 9000, run=2).text("epoch") == "epoch 3 of 30, training 2, about 2 h 30 min left"
-    assert [duration(s) for s in (0.4, 99, 100, 5990, 7199)] == ["0 s", "99 s", "2 min", "1 h 40 min", "2 h 0 min"]

@@ -33,7 +33,7 @@ ODD = """</script></title></pre><i class=odd onclick="x()">'&amp;{{ 7 * 7 }}"""
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with its report."""
-    folder = compress(tmp_path_factory.mktemp("report"))
+    folder = compress(tmp_path_factory.mktemp("report"), "--units", 1e-3)
     assert main(["report", str(folder)]) == 0
     return folder
 
@@ -129,7 +129,7 @@ def test_a_name_is_text_in_every_place() -> None:
                     facts={name: name},
                     command=(name, name),
                     figures=[Figure(name, name, name, []), Figure(name, name, name, [], details=True)],
-                    table=Table(name, name, [name], [[(name, name)]]),
+                    tables=[Table(name, name, [name], [[(name, name)]])],
                     films=[{"name": name, "epochs": [0], "weights": 3}],
                     settings=name,
                     version=name,
@@ -157,7 +157,7 @@ def test_every_variable_has_a_colour_for_light_and_for_dark() -> None:
     [
         (None, 1.0, "<b>1.00 → 1.00%</b><span>validation error, noise 0.25%</span>"),
         (WithinNoise(), 1.5, "<b>1.00 → 1.50%</b><span>validation error, noise 0.25%</span>"),
-        (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 reached</span>"),
+        (MaxBytes(5000), 4321, "<b>met</b><span>target: at most 5,000 bytes; 4,321 bytes reached</span>"),
         (MaxError(2.5), 2.75, "<b>not met</b><span>target: at most 2.50% validation error; 2.75% reached</span>"),
         (MaxErrorIncrease(0.5), 1.5, "<b>met</b><span>target: at most 2.00% validation error; 1.50% reached</span>"),
     ],
@@ -176,12 +176,14 @@ def test_the_outcome_is_in_the_headline(written: Path, target: Target | None, re
     assert header.count("<span>target") == (target is not None and not isinstance(target, WithinNoise))
     old = dataclasses.replace(run.result, outcome={"target": {"max_bytes": 9}, "limit": 9, "reached": 8, "met": True})
     header = render_page(dataclasses.replace(run, result=old), none).partition("</header>")[0]
-    assert "<b>met</b><span>target: at most 9 bytes; 8 reached</span>" in header
+    assert "<b>met</b><span>target: at most 9 bytes; 8 bytes reached</span>" in header
 
 
 def test_a_folder_that_is_no_run_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "expected the folder of a run" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.endswith("/none, which does not exist\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,14 +209,14 @@ def column(page: Browser, n: int) -> list[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1400, "dark"), (390, "light"), (360, "dark")])
 def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Browser, width: int, scheme: str) -> None:
     tab.problems.clear()
     tab.requests.clear()
     address = (written / "report" / "index.html").as_uri()
     tab.open(address, width=width, scheme=scheme)
     shown = tab.run("[...document.querySelectorAll('section')].map(e => e.id)")
-    assert set(shown) == PICTURES | {"tensors", "details", "settings"}
+    assert set(shown) == PICTURES | {"shrunk", "tensors", "details", "settings"}
     links = tab.run("[...document.querySelectorAll('nav a')].map(e => e.getAttribute('href'))")
     special = {plot.name for plot in FIGURES if plot.details}
     assert {link[1:] for link in links} == set(shown) - special - {"settings"}
@@ -222,6 +224,10 @@ def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Brows
     tab.click("nav a[href='#details']")
     assert tab.run("document.querySelector('#account svg').checkVisibility()")
     assert tab.run("document.documentElement.scrollWidth") <= width  # no scrolling sideways
+    tab.run("(cards => cards.append(cards.children[2].cloneNode(true)))(document.querySelector('.cards'))")  # a seventh
+    lines = tab.run("[...document.querySelectorAll('.cards b')].map(e => e.clientHeight)")
+    assert len(lines) == 7
+    assert width < 600 or len(set(lines)) == 1  # no value is broken in two
     small = tab.run("[...document.querySelectorAll('figure svg')].filter(e => e.clientWidth < 250).length")
     assert small == 0
     sizes = tab.run(
@@ -287,6 +293,9 @@ def test_the_slider_shows_the_mixture_that_is_chosen(page: Browser) -> None:
     names = page.run("[...document.getElementById('part').options].map(o => o.text)")
     assert names == ["conv", "hidden", "<b>head"]
     assert page.run("part.selectedIndex") == 1  # the largest
+    said = page.run("document.getElementById('now').textContent")
+    left = page.run("data.film[1].left")
+    assert re.search(rf"\b{left:,}( of 1,040 weights are not zero$|, after simplifying$)", said), said
     first = picture(page)
     page.run("(e => { e.selectedIndex = 0; e.dispatchEvent(new Event('change')); })(part)")
     assert picture(page) != first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -26,6 +27,8 @@ TO_XYZ = np.array(
 )
 LEAST_DISTANCE = 20  # about 2 is just visible side by side; thin lines far apart need more
 
+LEAST_DIFFERENCE = {"all cones": 20, "deuteranope": 13, "protanope": 13}  # by CIEDE2000
+
 
 def linear(colour: str) -> np.ndarray:
     c = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
@@ -38,6 +41,29 @@ def lab(colour: str, eye: str) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def difference(a: str, b: str, eye: str) -> float:
+    """CIEDE2000, which does not take two blues for far apart as the plain distance in CIELAB does."""
+    return ciede2000(lab(a, eye), lab(b, eye))
+
+
+def ciede2000(first: np.ndarray, second: np.ndarray) -> float:
+    (l1, a1, b1), (l2, a2, b2) = first, second
+    mean = (math.hypot(a1, b1) + math.hypot(a2, b2)) / 2
+    grey = 1.5 - 0.5 * math.sqrt(mean**7 / (mean**7 + 25**7))
+    c1, c2 = math.hypot(grey * a1, b1), math.hypot(grey * a2, b2)
+    h1, h2 = math.atan2(b1, grey * a1), math.atan2(b2, grey * a2)
+    turn = (h2 - h1 + math.pi) % (2 * math.pi) - math.pi
+    hue, light, chroma = math.degrees(h1 + turn / 2) % 360, (l1 + l2) / 2, (c1 + c2) / 2
+    waves = ((-0.17, 1, 30), (0.24, 2, 0), (0.32, 3, -6), (-0.2, 4, 63))
+    t = 1 + sum(size * math.cos(math.radians(k * hue - shift)) for size, k, shift in waves)
+    x = (l2 - l1) / (1 + 0.015 * (light - 50) ** 2 / math.sqrt(20 + (light - 50) ** 2))
+    y = (c2 - c1) / (1 + 0.045 * chroma)
+    z = 2 * math.sqrt(c1 * c2) * math.sin(turn / 2) / (1 + 0.015 * chroma * t)
+    blue = math.radians(60) * math.exp(-(((hue - 275) / 25) ** 2))
+    twist = -2 * math.sqrt(chroma**7 / (chroma**7 + 25**7)) * math.sin(blue)
+    return math.sqrt(x * x + y * y + z * z + twist * y * z)
+
+
 def contrast(a: str, b: str) -> float:
     low, high = sorted(float(TO_XYZ[1] @ linear(c)) for c in (a, b))
     return (high + 0.05) / (low + 0.05)
@@ -46,6 +72,16 @@ def contrast(a: str, b: str) -> float:
 def test_the_colour_formulas_give_known_values() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     np.testing.assert_allclose(lab("#ff0000", "all cones"), [53.24, 80.09, 67.20], atol=0.02)
+    pairs = {
+        (50, 2.6772, -79.7751, 50, 0, -82.7485): 2.0425,
+        (50, 2.5, 0, 50, 0, -2.5): 4.3065,
+        (50, 2.5, 0, 73, 25, -18): 27.1492,
+    }  # fmt: skip  of Sharma, Wu and Dalal (2005)
+    for pair, known in pairs.items():
+        assert ciede2000(np.array(pair[:3]), np.array(pair[3:])) == pytest.approx(known, abs=1e-4)
+    two_blues = ("#0072b2", "#0078f0")
+    assert difference(*two_blues, "all cones") < LEAST_DIFFERENCE["all cones"]
+    assert np.linalg.norm(np.subtract(*(lab(blue, "all cones") for blue in two_blues))) > LEAST_DISTANCE
     old = [np.linalg.norm(lab("#d55e00", eye) - lab("#a87b00", eye)) for eye in EYES]
     assert old[0] > LEAST_DISTANCE > min(old)  # far apart for most readers, and not for all
 
@@ -56,6 +92,8 @@ def test_every_eye_can_tell_series_and_ink_apart() -> None:
         assert len(colours) == len(SERIES) + 1
         for a, b in itertools.combinations(colours, 2):
             assert np.linalg.norm(lab(a, eye) - lab(b, eye)) > LEAST_DISTANCE, (scheme, eye, a, b)
+        for a, b in itertools.combinations([*colours, SCHEMES[scheme]["bad"]], 2):
+            assert difference(a, b, eye) > LEAST_DIFFERENCE[eye], (scheme, eye, a, b)
 
 
 def test_lines_and_text_stand_out_from_the_ground() -> None:

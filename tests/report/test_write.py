@@ -24,12 +24,25 @@ def test_a_link_in_the_place_of_a_report_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "mine") == []
 
 
+@pytest.mark.parametrize("name", ["index.html", "draw.html"])
+def test_a_page_of_others_is_refused_and_stays(name: str, tmp_path: Path) -> None:
+    """`softshare report --out FOLDER` replaced a page that was there, or deleted it."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / name).write_text("<!doctype html><title>Mine</title>")
+    with pytest.raises(ConfigError, match=rf"{name}: softshare has not written the page that is there"):
+        make_report_folder(tmp_path / "site")
+    assert os.listdir(tmp_path / "site") == [name]
+    (tmp_path / "site" / name).write_text("<!doctype html><title>softshare: net</title>")
+    make_report_folder(tmp_path / "site")
+
+
 @pytest.mark.slow
 def test_pictures_of_others_stay_and_a_report_that_fails_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = finished_run(tmp_path)
-    page, *pictures = write_report(run, run / "report")
+    report = write_report(run, run / "report")
+    page, pictures = report.page, report.pictures
     mine, stale = (pictures[0].with_name(name) for name in ("film-final.svg", "film-99.svg"))
     for file in (mine, stale):
         file.write_text("a picture")

@@ -182,6 +182,8 @@ def _arrays() -> list[str]:
 class FrameLog(Hook):
     """Takes a frame after each epoch under the prior, or look at it, and writes the film so far.
 
+    There is no film of sharded weights.
+
     Of the runs of a search, the film shows the one that is under way, and in the end the one that is taken. The film
     also keeps the metric of the task and what is counted, epochs or looks, for a report of a run that has no result.
     """
@@ -198,6 +200,8 @@ class FrameLog(Hook):
             self._films.append(self._frames)
             self._frames = None
         self._prior, self._goes_on = prior, False
+        if prior is not None and prior.view.group.size > 1:
+            self._prior = prior = None  # one process alone cannot see sharded weights
         if prior is None:
             return
         sizes = [part.n_weights for part in prior.parts]
@@ -235,7 +239,12 @@ class FrameLog(Hook):
         self._frames = state["frames"] and _from_plain(state["frames"])
         self._goes_on = True
 
-    def finish(self, mixtures: Mapping[str, Mixture], filters: Mapping[str, Tensor] | None = None) -> None:
+    def finish(
+        self,
+        mixtures: Mapping[str, Mixture],
+        filters: Mapping[str, Tensor] | None = None,
+        classifier: Any = None,  # for the page to draw on, as JSON values: what it is, or why there is none
+    ) -> None:
         """Add the mixtures that quantized the tensors, and the filters with the values of the file."""
         if self._frames is None:
             return
@@ -245,7 +254,8 @@ class FrameLog(Hook):
             for row, values in enumerate((mixture.log_mixing, mixture.mean, mixture.log_var)):
                 merged[row, part, : len(mixture)] = values.detach().float().cpu()
         own = {name: values.float().numpy() for name, values in (filters or {}).items()}
-        self._frames = dataclasses.replace(self._frames, merged=merged, filters=own)
+        about = {**self._frames.about, "classifier": classifier}
+        self._frames = dataclasses.replace(self._frames, about=about, merged=merged, filters=own)
         self._frames.save(self.path)
 
     @torch.no_grad()

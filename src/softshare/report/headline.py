@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from softshare._util.printable import printable, shorten
 from softshare._util.run_folder import RESULT, finished_folder
+from softshare._util.words import duration
 from softshare.report.ruined import ruined_data
 from softshare.report.run import Run
 from softshare.result import Result
+from softshare.target.limits import bound_of, in_unit_of
 from softshare.task import Metric
 from softshare.verdict import verdict
 
@@ -44,14 +46,6 @@ class Progress:
         return f"{counted} {self.done} of {self.total}{of_search}{left}"
 
 
-def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3 h 20 min'."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def lead(run: Run, progress: Progress | None = None) -> Lead:
     ruined = ruined_data(run)
     warnings = [f"{said(found.name)} is {found.since}: nothing passes through it." for found in ruined[:MOST_RUINED]]
@@ -76,7 +70,7 @@ def _under_way(run: Run) -> dict[str, str]:
     return {
         run.counted: f"{last['epoch']:g}",
         f"validation {metric.name}": metric.text(last["validation_error"]),
-        "by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
+        "size, estimated": f"{last['complexity_bits'] / 8000:.1f} kB",
         "components in use": f"{last['components_alive']:g}",
     }
 
@@ -87,12 +81,13 @@ def _finished(result: Result) -> dict[str, str]:
     noise = "" if result.noise is None else f", noise {metric.text(result.noise)}"
     return {
         "bytes": f"{result.file_bytes:,}",
-        "times smaller": f"{result.ratio:.1f}",
+        "times smaller": f"{result.ratio:,.1f}",
         f"{metric.name}{noise}": f"{metric.number(result.error_before)} → {metric.text(result.error_after)}",
         **_validation(result),
         **others,
-        "of the weights are left": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
-        "shared values": f"{result.n_components}",
+        "of all weights are not zero": f"{100 * result.n_nonzero / result.n_weights:.2f}%",
+        "shared value" + "s" * (result.n_components != 1): f"{result.n_components}",
+        **({"of the multiply-adds, shrunk": f"{100 * result.speed.macs_ratio:.3g}%"} if result.speed else {}),
         **_target(result.outcome or {}, metric),
     }
 
@@ -113,11 +108,11 @@ def _target(outcome: Mapping[str, Any], metric: Metric) -> dict[str, str]:
     """Whether a target is met that is another than to lose nothing."""
     if not outcome.get("target") or outcome["target"].get("kind") == "WithinNoise":
         return {}
-    in_bytes = "max_bytes" in outcome["target"]
-    limit, reached = (f"{outcome[k]:,.0f}" if in_bytes else metric.text(outcome[k]) for k in ("limit", "reached"))
-    most = "at least" if metric.higher_is_better and not in_bytes else "at most"
-    unit = "bytes" if in_bytes else f"validation {metric.name}"
-    return {f"target: {most} {limit} {unit}; {reached} reached": "met" if outcome["met"] else "not met"}
+    kind = "MaxBytes" if "max_bytes" in outcome["target"] else str(outcome["target"].get("kind"))
+    limit, reached = (in_unit_of(kind, metric, outcome[k]) for k in ("limit", "reached"))
+    what = "" if kind in ("MaxBytes", "MaxMacs") else f" validation {metric.name}"
+    limit = f"{bound_of(kind, metric)} {limit}{what}"
+    return {f"target: {limit}; {reached} reached": "met" if outcome["met"] else "not met"}
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -127,7 +122,8 @@ def facts(run: Run) -> dict[str, str]:
         return {}
     training = result.config.get("retrain", {})
     lengths = [f"{training[name]} {name}" for name in ("epochs", "steps") if training.get(name)]
-    threads = f", {result.threads} threads" if result.threads and result.device == "cpu" else ""
+    count = f", {result.threads} thread{'s' if result.threads != 1 else ''}"
+    threads = count if result.threads and result.device == "cpu" else ""
     found = {
         "Network": result.experiment,
         "Data": result.dataset,

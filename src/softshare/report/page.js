@@ -67,7 +67,8 @@ function film(films) {
     c.scale(ratio, ratio);
     const left = 64, right = width - Math.min(150, width * .25), end = width - 10, top = 12, bottom = height - 44;
     const y = w => bottom - (w - low) / (high - low) * (bottom - top);
-    const x = w => left + (w - low) / (high - low) * (right - left);
+    const [least, greatest] = f.ends[0], pad = .05 * (greatest - least), from = least - pad, to = greatest + pad;  // of the weights before
+    const x = w => left + (w - from) / (to - from) * (right - left);
     layout = { f, e, y, top, bottom };
     c.font = "12px system-ui, sans-serif"; c.textBaseline = "middle";
     f.mean[e].forEach((mean, k) => {
@@ -83,13 +84,13 @@ function film(films) {
     c.globalAlpha = .55; c.fillStyle = colour("series-0");
     for (let i = 0; i < after.length; i++) {
       const height = latent ? bottom - after[i] / 32767 * (bottom - top) : y(f.values[e][index[i]]);
-      c.fillRect(left + before[i] / 32767 * (right - left) - 1, height - dot / 2, 2, dot);
+      c.fillRect(x(low + before[i] / 32767 * (high - low)) - 1, height - dot / 2, 2, dot);
     }
     const all = latent ? f.histograms : f.held, most = Math.log1p(Math.max(...all.flat()));
     const bar = (n, from, thick) => c.fillRect(right + 8, from, Math.log1p(n) / most * (end - right - 8), thick);
     if (latent) {
-      const [from, to] = f.ends[e], bin = (to - from) / all[e].length;
-      all[e].forEach((n, k) => bar(n, y(from + (k + 1) * bin), y(0) - y(bin)));
+      const [first, last] = f.ends[e], bin = (last - first) / all[e].length;
+      all[e].forEach((n, k) => bar(n, y(first + (k + 1) * bin), y(0) - y(bin)));
     } else {
       c.globalAlpha = .35; c.strokeStyle = colour("faint");
       all[e].forEach((n, k) => {
@@ -100,17 +101,19 @@ function film(films) {
     }
     c.globalAlpha = 1; c.fillStyle = colour("ink"); c.strokeStyle = colour("faint");
     c.strokeRect(left, top, right - left, bottom - top);
-    for (const [w, text] of ticks(low, high)) {
-      c.textAlign = "right"; c.fillText(text, left - 6, y(w));
-      c.textAlign = "center"; c.fillText(text, x(w), bottom + 14);
-    }
+    c.textAlign = "right";
+    for (const [w, text] of ticks(low, high)) c.fillText(text, left - 6, y(w));
+    c.textAlign = "center";
+    for (const [w, text] of ticks(from, to)) c.fillText(text, x(w), bottom + 14);
     c.fillText("before", (left + right) / 2, bottom + 32);
     c.fillText(width > 500 ? "weights (log)" : "(log)", (right + 8 + end) / 2, bottom + 14);
     c.save(); c.translate(10, (top + bottom) / 2); c.rotate(-Math.PI / 2); c.fillText(latent ? "latent weight" : "in the file", 0, 0); c.restore();
     const number = n => n.toLocaleString("en"), used = f.counts[e].filter(n => n).length;
     const zero = f.held[e][f.values[e].indexOf(0)] ?? 0;
     now.textContent = `${f.epochs[e]}: ${f.phases[e] && f.phases[e] + " phase, "}${used} component${used === 1 ? "" : "s"} in use, ` +
-      `${number(f.weights - zero)} of ${number(f.weights)} weights are not zero`;
+      `${number(f.weights - zero)} of ${number(f.weights)} weights are not zero` +
+      (e === f.epochs.length - 1 && f.left !== null && f.left !== f.weights - zero
+        ? `; in the file ${number(f.left)}, after simplifying` : "");
     screen.setAttribute("aria-label", `Weights of ${f.name}, before against ${kind.value}, at ${data.counted} ${now.textContent}`);
     screen.dataset.frame = e;
     Object.assign(chosen, { part: part.selectedIndex, kind: kind.selectedIndex, epoch: e === f.epochs.length - 1 ? null : f.epochs[e] });

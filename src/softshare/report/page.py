@@ -16,6 +16,7 @@ from softshare.report import headline
 from softshare.report.figures.catalogue import FIGURES
 from softshare.report.figures.film import film_data, film_for_page
 from softshare.report.figures.sizes import kind_by_shape, shape_text
+from softshare.report.figures.speed import label, milliseconds
 from softshare.report.headline import Lead, Progress, said
 from softshare.report.ruined import ruined_data
 from softshare.report.run import Run
@@ -55,6 +56,7 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[tuple[Any, str]]]
     marks: Mapping[int, str] | None = None
+    half: bool = False  # of the width of a wide screen
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,13 @@ class Page:
     figures: Sequence[Figure]
     facts: Mapping[str, str]
     command: tuple[str, str] = ("", "")  # what it does, and the command
-    table: Table | None = None
+    tables: Sequence[Table] = ()
     films: Sequence[Mapping[str, Any]] = ()  # what the slider moves through, one for each mixture
     settings: str = ""
     version: str | None = None  # while the run is under way: the page asks its server for a newer one
     report: str = ""  # the command that writes the report, for a page from a server
     counted: str = "epoch"  # or look: what the slider moves through
+    draw: str = ""  # the file of the page to draw on, if there is one beside this page
 
 
 def render(page: Page) -> str:
@@ -96,6 +99,7 @@ def render_page(
     version: str | None = None,
     progress: Progress | None = None,
     saved: bool = True,
+    draw: str = "",
 ) -> str:
     """The page of a run, with the panels of each figure. A figure that is not there is left out.
 
@@ -108,14 +112,34 @@ def render_page(
         figures=[Figure(p.name, p.title, p.caption, svgs[p.name], p.details) for p in IN_PAGE if svgs.get(p.name)],
         facts=headline.facts(run),
         command=headline.command(run),
-        table=_tensors(run, run.info) if run.info else None,
+        tables=[*_speed(run), *([_tensors(run, run.info)] if run.info else [])],
         films=[film_for_page(film) for film in film_data(run)],
         settings=_settings(run.result) if run.result else "",
         version=version,
         report=headline.report_command(run.folder) if version is not None or not saved else "",
         counted=run.counted,
+        draw=draw,
     )
     return render(page)
+
+
+def _speed(run: Run) -> list[Table]:
+    """What shrinking saves, if the run has timed it."""
+    speed = run.result.speed if run.result else None
+    if speed is None:
+        return []
+    counts = {
+        "weights": (speed.weights_before, speed.weights_after),
+        "multiply-adds for one example": (speed.macs_before, speed.macs_after),
+    }
+    rows: list[list[tuple[Any, str]]] = [
+        [(name, name), (a, f"{a:,}"), (b, f"{b:,}"), (a / max(1, b), f"{a / max(1, b):.1f}")]
+        for name, (a, b) in counts.items()
+    ]
+    for timing in speed.timings:
+        name, both = f"ms for {label(timing)}", (timing.before, timing.after)
+        rows.append([(name, name), *((s, milliseconds(s)) for s in both), (timing.times, f"{timing.times:.1f}")])
+    return [Table("shrunk", "Whole and shrunk network", ("", "whole", "shrunk", "times less"), rows, half=True)]
 
 
 def _tensors(run: Run, info: FileInfo) -> Table:

@@ -22,7 +22,7 @@ from softshare.codec import inspect
 from softshare.codec.info import FileInfo
 from softshare.config import MergeConfig, RetrainConfig
 from softshare.errors import ConfigError, FormatError, SoftShareError
-from softshare.network.checkpoint import SafetensorsFile
+from softshare.network.readers.safetensors_file import open_safetensors
 from softshare.report.course import hard_spans, is_hard
 from softshare.report.frames import Frames
 from softshare.result import Result
@@ -52,7 +52,8 @@ class Run:
     @classmethod
     def load(cls, folder: Path) -> Run:
         if not any((folder / name).exists() for name in (HISTORY, RESULT)):
-            raise ConfigError(f"expected the folder of a run, with {HISTORY} or {RESULT} in it, got {folder}")
+            absent = "" if folder.exists() else ", which does not exist"
+            raise ConfigError(f"expected the folder of a run, with {HISTORY} or {RESULT} in it, got {folder}{absent}")
         history = _history(folder / HISTORY) if (folder / HISTORY).exists() else ()
         if not history and not (folder / RESULT).exists():
             raise ConfigError(f"{folder / HISTORY} has no epoch yet; try again after the first one")
@@ -66,7 +67,7 @@ class Run:
 
     def checkpoint(self, file: str) -> Mapping[str, Tensor]:
         """A checkpoint of the run; empty if the file is missing. Each tensor is read on access."""
-        return SafetensorsFile(self.folder / file) if (self.folder / file).exists() else {}
+        return open_safetensors(self.folder / file) if (self.folder / file).exists() else {}
 
     @property
     def metric(self) -> Metric:

@@ -20,10 +20,11 @@ INK, FAINT, GROUND = "#1a1b1c", "#646669", "#fdfefe"
 BAD = "#b3123c"  # what is ruined; it is also said in words
 # Blue and vermilion are Okabe and Ito's. The others differ from these, from each other and from ink, also for an eye
 # without red or green cones. None is too pale for a line on white.
-SERIES = ("#0072b2", "#d55e00", "#0f2d96", "#c37869", "#692d00", "#0078f0", "#874b69")
+SERIES = ("#0072b2", "#d55e00", "#199dae", "#b47878", "#001361", "#003809", "#5a4b69")
 # Colours of pixels, which no variable of the page can change. They are visible on white and on black.
 POSITIVE, NEGATIVE = (43, 140, 214), (224, 108, 20)
 DOTS = "#2b8cd6"
+SCALE = "viridis_r", 0.1, 0.75  # a colormap and the part of it that is visible on white and on black
 # The page's variable for each colour of a figure. A dark page sets other colours.
 VARIABLES = {INK: "ink", FAINT: "faint", BAD: "bad", **{colour: f"series-{k}" for k, colour in enumerate(SERIES)}}
 MOST_TIPS = 120  # strips of a figure
@@ -78,6 +79,15 @@ def colours(n: int) -> list[str]:
         return list(SERIES[:n])
     hues = (colorsys.hls_to_rgb(k / n, 0.46, 0.7) for k in range(n))
     return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in hues]
+
+
+def scale() -> Any:
+    """A colormap for dots and lines, on light and dark pages."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    name, low, high = SCALE
+    return ListedColormap(matplotlib.colormaps[name](np.linspace(low, high, 256)))
 
 
 def mark_phases(axes: Any, epochs: Array, hard: Sequence[tuple[float, float]] | None) -> None:

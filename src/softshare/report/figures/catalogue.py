@@ -15,6 +15,7 @@ from softshare.report.figures.filters import draw_filters, filters_data
 from softshare.report.figures.hyperprior_curves import draw_hyperpriors, hyperpriors_data
 from softshare.report.figures.masks import draw_masks, masks_data
 from softshare.report.figures.sizes import bits_data, draw_bits, draw_sizes, sizes_data
+from softshare.report.figures.speed import draw_speed, speed_data
 from softshare.report.figures.storage import draw_storage, storage_data
 from softshare.report.run import Run
 from softshare.report.style import require_matplotlib, styled, to_svg
@@ -93,6 +94,14 @@ FIGURES = (
         "may have the units in another order. (Appendix D of the paper.)",
         filters_data,
         draw_filters,
+    ),
+    Plot(
+        "speed",
+        "Speed of the shrunk network",
+        "Median times of the whole network, and of the smaller dense one that softshare export --shrunk writes. It "
+        "lacks the units that do nothing.",
+        speed_data,
+        draw_speed,
     ),
     Plot(
         "account",

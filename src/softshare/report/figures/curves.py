@@ -20,7 +20,7 @@ CROWDED = 20  # times the median: with a larger value, a linear axis would show 
 _CURVES = {  # title, unit
     "validation_error": ("", ""),  # what the task measures
     "task_loss": ("Task loss", "mean"),
-    "complexity_bits": ("Size by the mixtures", "kB"),
+    "complexity_bits": ("Size, estimated by the mixtures", "kB"),
 }
 _OF_THE_PRIOR = {
     "components_alive": ("Components in use", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Film:
     held: tuple[Held, ...]  # (E,) what a file would hold
     phases: tuple[str, ...]  # (E,) soft, hard or, of some older runs, nothing
     counted: str = "epoch"  # or look
+    left: int | None = None  # weights of the file that are not zero; None until there is a file with their names
 
 
 def film_data(run: Run) -> tuple[Film, ...]:
@@ -56,9 +58,16 @@ def film_data(run: Run) -> tuple[Film, ...]:
             tuple(held(run, frames, e, q) for e in range(len(frames.epochs))),
             phases,
             run.counted,
+            _left(run, frames.about["tensors"][part]),
         )
         for q, part in enumerate(frames.shown)
     )
+
+
+def _left(run: Run, names: Sequence[str]) -> int | None:
+    """What the file has of these tensors. Simplifying may have removed units that the last frame still has."""
+    found = [t.n_nonzero for t in run.info.tensors if t.name in names] if run.info else []
+    return sum(n or 0 for n in found) if len(found) == len(names) else None
 
 
 def _phase(run: Run, epoch: float) -> str:
@@ -103,6 +112,7 @@ def film_for_page(data: Film) -> dict[str, Any]:
         "sample": [_packed(frame.round(), "<u2") for frame in steps],
         "weights": data.n,
         "phases": data.phases,
+        "left": data.left,
         "values": [_rounded(own.values) for own in data.held],
         "held": [own.counts.tolist() for own in data.held],
         "index": [_packed(own.index, "<u1" if len(data.mean[0]) <= 256 else "<u2") for own in data.held],

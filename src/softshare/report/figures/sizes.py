@@ -86,7 +86,7 @@ def _layer(name: str, tensors: Sequence[tuple[str, TensorInfo]], ruined: Mapping
 
 
 def draw_sizes(data: Sizes) -> Any:
-    figure = new_figure(4.8, 0.9 + 0.36 * len(data.layers) + 0.14 * sum(bool(layer.ruined) for layer in data.layers))
+    figure = new_figure(4.8, 0.9 + 0.44 * len(data.layers) + 0.14 * sum(bool(layer.ruined) for layer in data.layers))
     axes = figure.subplots()
     colours = {"shared": SERIES[0], "rest": SERIES[1], "file": FAINT}
     for k, layer in enumerate(data.layers):

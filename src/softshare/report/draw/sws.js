@@ -1,0 +1,1 @@
+../../../../decoders/js/sws.js
