@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
+import io
 import multiprocessing
 import platform
 import resource
@@ -29,7 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from softshare import codec
+from softshare.codec import choice
+from softshare.codec.adaptive import bands
 from softshare.codec.adaptive import tensor as adaptive
+from softshare.codec.base import Base, open_base
+from softshare.codec.static import code
+from softshare.codec.symbols import matrix_shape
 from softshare.config import EncodeConfig
 from softshare.errors import ConfigError, FormatError, ModelError
 from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights, index_dtype
@@ -42,11 +49,12 @@ FAST_ABOVE = 20  # weights, in every second run: the fast model's own threshold 
 
 @dataclass(frozen=True, eq=False)
 class Seed:
-    """A valid file. `like` is the network for a file without names."""
+    """A valid file. `like` is the network for a file without names, and `base` that of a file of differences."""
 
     data: bytes
     config: EncodeConfig
     like: nn.Module | None = None
+    base: Base | None = None
 
 
 @dataclass
@@ -89,7 +97,8 @@ class Net(nn.Module):
 
 
 def seeds() -> list[Seed]:
-    """Valid files of both codecs, with and without names, sparse and dense, and an empty one."""
+    """Valid files of both codecs, with and without names, sparse and dense, with and without a base; and empty ones."""
+    base = open_base(Net())
     out = [Seed(codec.encode(QuantizedWeights((), {}, {}), c), c) for c in (EncodeConfig(), EncodeConfig(codec="han"))]
     for k, density in enumerate((0.0, 0.1, 0.5, 1.0)):
         model = Net()
@@ -102,7 +111,47 @@ def seeds() -> list[Seed]:
             EncodeConfig(codebook_dtype="float32", rest_dtype="bfloat16"),
         ):
             out.append(Seed(codec.encode(weights, config), config, model if config.names == "none" else None))
+        compact = dataclasses.replace(weights, rest={}, order=tuple(t.name for t in weights.shared))
+        # The codebook of another one is too large for an outline, and its tensors have the model of small ones.
+        if density < 1 and adaptive.FAST_ABOVE != FAST_ABOVE:
+            out.append(Seed(codec.encode(compact), EncodeConfig()))
+            assert out[-1].data[5] == 11
+        if 0 < density < 1:
+            out += [Seed(codec.encode(_scaled(weights), c), c) for c in (EncodeConfig(), EncodeConfig(codec="han"))]
+        if density:
+            delta = _scaled(weights) if density == 0.5 else weights
+            for c in (EncodeConfig(), EncodeConfig(codec="han", names="none")):
+                delta = dataclasses.replace(delta, base=base.digest, alone=("fc.weight", "conv.bias"))
+                out.append(Seed(codec.encode(delta, c), c, model if c.names == "none" else None, base))
+        with _large_codes():
+            for speed in ("balanced", "fastest"):
+                config = EncodeConfig(speed=speed)
+                out.append(Seed(codec.encode(_scaled(weights) if density == 0.5 else weights, config), config))
     return out
+
+
+@contextlib.contextmanager
+def _large_codes() -> Iterator[None]:
+    """Let small tensors have the static code, in small chunks, and bands."""
+    was = choice.STATIC_FROM, code.CHUNK, code.LANES, code.GPU_LANES, bands.FROM
+    choice.STATIC_FROM, code.CHUNK, code.LANES, code.GPU_LANES, bands.FROM = 1, 64, 2, 1, 8
+    try:
+        yield
+    finally:
+        choice.STATIC_FROM, code.CHUNK, code.LANES, code.GPU_LANES, bands.FROM = was
+
+
+def _scaled(weights: QuantizedWeights) -> QuantizedWeights:
+    """The same indices, with scales for rows, for columns, or for both. Those of rows are all equal."""
+    rng, shared = np.random.default_rng(0), []
+    for k, t in enumerate(weights.shared):
+        rows, columns = matrix_shape(t.shape)
+        if len(t.shape) > 1 and k % 4 < 3:
+            own = None if k % 4 == 1 else torch.full((rows,), -3, dtype=torch.int8)
+            other = None if k % 4 == 0 else torch.from_numpy(rng.integers(-128, 128, columns).astype(np.int8))
+            t = dataclasses.replace(t, row_scales=own, column_scales=other)
+        shared.append(t)
+    return dataclasses.replace(weights, shared=tuple(shared))
 
 
 def _quantized(model: nn.Module, density: float, seed: int) -> QuantizedWeights:
@@ -190,12 +239,21 @@ def _read_from_disk(data: bytes, seed: Seed, path: Path) -> None:
     for names in (None, ["conv.bias"]):
         with contextlib.suppress(FormatError, ConfigError, ModelError):
             codec.load(path, names, like=seed.like, max_bytes=MAX_BYTES)
+        with contextlib.suppress(FormatError, ConfigError, ModelError):
+            codec.load(path, names, like=seed.like, base=seed.base, max_bytes=MAX_BYTES)
+    with contextlib.suppress(FormatError, ConfigError, ModelError):
+        for _ in codec.stream(path, base=seed.base, max_bytes=MAX_BYTES):
+            pass
+    for name in ("conv.weight", "fc.weight", "stats"):
+        with contextlib.suppress(FormatError, ConfigError, ModelError):
+            part = codec.load(io.BytesIO(data), [name], rows=range(1, 3), like=seed.like, max_bytes=MAX_BYTES)[name]
+            assert len(part) == 2
     with contextlib.suppress(FormatError, ModelError):
-        codec.load_into_(Net(), path)
+        codec.load_into_(Net(), path, base=seed.base)
 
 
 def _inconsistency(data: bytes, weights: QuantizedWeights, seed: Seed) -> str | None:
-    state = weights.state_dict()
+    state = _tensors(weights)
     if sum(t.nbytes for t in {id(t): t for t in state.values()}.values()) > MAX_BYTES:
         return "more than the limit"
     info = codec.inspect(data)
@@ -206,9 +264,17 @@ def _inconsistency(data: bytes, weights: QuantizedWeights, seed: Seed) -> str | 
         if not (t.indices.numel() == t.dense().numel() and t.n_nonzero == n_nonzero and t.codebook.isfinite().all()):
             return f"{t.name}: not what its header says"
     config = EncodeConfig(codec=info.codec, codebook_dtype="float32")  # type: ignore[arg-type]
-    again = codec.decode(codec.encode(weights, config)).state_dict()
+    written = codec.decode(codec.encode(weights, config))
+    again = _tensors(written)
     same = list(again) == list(state) and all(_same(again[name], state[name]) for name in state)
-    return None if same else "another network after writing and reading again"
+    if not same or (written.base, written.alone) != (weights.base, weights.alone):
+        return "another network after writing and reading again"
+    return None
+
+
+def _tensors(weights: QuantizedWeights) -> dict[str, Tensor]:
+    """What the file holds. Differences stay differences."""
+    return dataclasses.replace(weights, base=b"", alone=()).state_dict()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

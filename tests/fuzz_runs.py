@@ -1,4 +1,4 @@
-"""A fuzzer of everything else that softshare reads: folders of runs and studies, safetensors, GGUF and `.pt` files.
+"""A fuzzer of everything else that softshare reads: folders of runs and studies, and checkpoints of every format.
 
 It forges one file of a valid folder and runs the commands that read it, in this process. A command may end with status
 0, 1 or 2. With status 2 it prints one message. No traceback, no character that a terminal obeys, no element of HTML
@@ -26,8 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from cli_runs import contents, finished_run
-from forgeries import FORGERIES, Files
+from forgeries import FORGERIES, NAMES, Files
 from softshare.cli import main as softshare
+from softshare.config import CompressConfig
+from softshare.config.text import to_toml
 from softshare.tune.trials import Row, to_csv
 
 MAX_SECONDS = 60.0  # of the processor, for one command; drawing a page takes 5 to 20 of them
@@ -52,7 +54,7 @@ class Fuzzer:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             self.run = finished_run(folder)
             self.task = f"{folder / 'net.py'}:task"
-            self.folder, self.out = folder, folder / "out"
+            self.folder, self.out, self.delta = folder, folder / "out", folder / "delta.sws"
             assert softshare(self.commands(folder)["tune"]) == 0
         result = (self.run / "result.json").read_bytes()
         rows = [
@@ -79,22 +81,38 @@ class Fuzzer:
         (self.run / "tuned").mkdir()
         for name in ("study.db", "pretrained.safetensors"):
             (self.run / "tuned" / name).write_bytes((folder / "tuned" / name).read_bytes())
+        (self.run / "settings.toml").write_text(to_toml(CompressConfig()))
+        before, after = str(self.run / "pretrained.safetensors"), str(self.run / "retrained.safetensors")
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            assert softshare(["quantize", after, "--base", before, "--out", str(self.delta)]) == 0
+        (self.run / "shards").mkdir()
+        whole = (self.run / "pretrained.safetensors").read_bytes()
+        (self.run / "shards" / "pretrained.safetensors").write_bytes(whole)
         self.valid = contents(self.run)
         self.report = Report()
 
     def commands(self, run: Path) -> dict[str, list[str]]:
         model, weights, out = run / "model.sws", run / "pretrained.safetensors", self.out / "file"
+        nothing = ["--weights", str(self.folder / "none")]  # which do not exist, so that nothing is trained
+        new = ["--out", f"{out}.sws", "--overwrite"]
+        odd, report = self.out / "<svg onload=alert(1)>.pt", ["--report", str(self.out / "report")]
         compress = ["compress", self.task, "--no-limit", "--out", str(self.out / "run")]
         tune = ["tune", self.task, "--trials", "1", "--epochs", "1", "--error-bound", "100"]
         return {
             "evaluate": ["evaluate", str(run), "--task", self.task],
             "verify": ["verify", str(run), "--task", self.task],
             "results": ["results", str(run), "--check", "--root", str(self.out)],
-            "settings": [*compress, "--config", str(run / "result.json"), "--weights", str(self.folder / "none")],
+            "settings": [*compress, "--config", str(run / "result.json"), *nothing],
             "inspect": ["inspect", str(model)],
             "decompress": ["decompress", str(model), str(out), "--overwrite", "--max-bytes", str(1 << 20)],
             "export": ["export", str(model), "--sparse", f"{out}.pt", "--overwrite"],
-            "quantize": ["quantize", str(weights), "--out", f"{out}.sws", "--overwrite"],
+            "quantize": ["quantize", str(weights), *new],
+            "page": ["quantize", str(odd), *new, *report],
+            "quantize shards": ["quantize", str(run / "shards"), *new],
+            "delta": ["quantize", str(self.run / "retrained.safetensors"), "--base", str(weights), *new],
+            "sum": ["decompress", str(self.delta), str(out), "--base", str(weights), "--overwrite"],
+            "lossless": ["quantize", str(weights), "--lossless", *new],
+            "settings file": [*compress, "--config", str(run / "settings.toml"), *nothing],
             "weights": [*compress, "--weights", str(weights), "--epochs", "1", "--overwrite"],
             "figures": ["report", str(run), "--out", str(self.out / "report")],
             "study": ["report", str(run), "--out", str(self.out / "report")],
@@ -117,6 +135,10 @@ class Fuzzer:
         for name in names:
             if name == "figures" and not draws:
                 self.check(kind, name, lambda: _figures(run))
+            elif name == "draw":
+                self.check(kind, name, lambda: draw_page(run, self.out / "report"))
+            elif name == "page" and not draws:
+                self.check(kind, name, lambda: _quantized_page(run / "pretrained.safetensors"))
             elif name == "study" and not draws:
                 self.check(kind, name, lambda: _study(run))
             else:
@@ -132,7 +154,8 @@ class Fuzzer:
             (run / name).write_bytes(data)
             if name.startswith(("summary", "front")) and not is_study:
                 (run / name).unlink()
-        self.out.mkdir(exist_ok=True)
+        (self.out / "report").mkdir(parents=True, exist_ok=True)
+        shutil.copy(run / "pretrained.safetensors", self.out / "<svg onload=alert(1)>.pt")
         return run
 
     def check(self, kind: str, name: str, command: Callable[[], int]) -> None:
@@ -143,10 +166,10 @@ class Fuzzer:
                 status = command()
             self.report.statuses[name, status] += 1
             problem = _problem(status, out.getvalue(), err.getvalue())
-            page = self.out / "report" / "index.html"
-            if problem is None and status == 0 and page.exists() and name in ("figures", "study"):
-                problem = page_problem(page.read_text())
-                page.unlink()
+            for page in (self.out / "report" / "index.html", self.out / "report" / "draw.html"):
+                if status == 0 and page.exists() and name in ("figures", "study", "page", "draw"):
+                    problem = problem or page_problem(page.read_text())
+                    page.unlink()
         except BaseException:  # this is what the fuzzer looks for
             problem = traceback.format_exc()
         seconds = time.process_time() - start
@@ -173,6 +196,37 @@ def _figures(run: Path) -> int:
     except SoftShareError:
         return 2
     if problem:
+        raise ValueError(problem)
+    return 0
+
+
+def draw_page(run: Path, folder: Path) -> int:
+    """The status of the part of `report` that writes the page to draw on; 1 if it says why there is none."""
+    from softshare.errors import SoftShareError
+    from softshare.report.draw.page import write_draw_page
+    from softshare.report.run import Run
+
+    try:
+        return int(isinstance(write_draw_page(Run.load(run), folder), str))
+    except SoftShareError:
+        return 2
+
+
+def _quantized_page(weights: Path) -> int:
+    """What `quantize --report` computes for the page of a checkpoint, without drawing it."""
+    import softshare as ss
+    from softshare.errors import SoftShareError
+    from softshare.network.checkpoint import load_checkpoint
+    from softshare.report.figures.rates import rates_data
+    from softshare.report.page import render
+    from softshare.report.quantized_page import page_of
+
+    try:
+        fitted = ss.quantize(load_checkpoint(weights))
+    except SoftShareError:
+        return 2
+    rates_data(fitted)
+    if problem := page_problem(render(page_of(fitted, [], weights.name))):
         raise ValueError(problem)
     return 0
 
@@ -227,7 +281,7 @@ def page_problem(page: str) -> str | None:
     elements.feed(page)
     if elements.problems or elements.n_scripts != 2:
         return f"{elements.n_scripts} scripts, and {elements.problems[:3]} in the page"
-    return None
+    return next((f"{name!r} is in the page as it is" for name in NAMES if "<" in name and name in page), None)
 
 
 def fuzz_runs(n_tries: int, seed: int, kinds: tuple[str, ...] = tuple(FORGERIES)) -> Report:

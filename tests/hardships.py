@@ -24,12 +24,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from random_kills import command, digests, prepare, say
+from random_kills import WRITTEN, command, digests, prepare, say
 
 COMPRESS = "compress task.py:make_task --no-limit --steps 120 --checkpoint-every 0.1 --out OUT/run"
 QUANTIZE = "quantize weights.safetensors --bits 4 --out OUT/model.sws"
+FOLDER = "quantize folder --bits 4 --out OUT/small/model.sws"
+SHARDS = "decompress weights.sws OUT/back.safetensors --shards 700KB"
 FILE = ("model.sws",)
-ENDED = (0, 1, 2, 3)  # exit statuses of a command that came to its own end
+SMALL, BACK = ("small/*",), ("back*.safetensors", "back*.json")
+ENDED = (*WRITTEN, 1, 2)  # exit statuses of a command that came to its own end
 NAMED = ("run/model.sws", "run/retrained.safetensors", "run/pretrained.safetensors")  # the same in every whole run
 PATIENCE = 600  # seconds
 PAGE = 4096  # bytes
@@ -100,14 +103,19 @@ def full_disks(folder: Path, points: int) -> Tallies:
     """Each command over its own earlier result. It fails or not; then the disk grows and it is given again."""
     prepare(folder)
     tallies: Tallies = {}
-    for words, files, again in ((COMPRESS, NAMED, "--overwrite --resume"), (QUANTIZE, FILE, "--overwrite")):
-        name = words.split()[0]
+    for words, files, again in (
+        (COMPRESS, NAMED, "--overwrite --resume"),
+        (QUANTIZE, FILE, "--overwrite"),
+        (FOLDER, SMALL, "--overwrite"),
+        (SHARDS, BACK, "--overwrite"),
+    ):
+        name = name_of(words)
         earlier, whole = folder / f"earlier-{name}", folder / f"whole-{name}"
         seeds = ("--seed 1", "--seed 0") if words == COMPRESS else ("", "")
         for out, more in zip((earlier, whole), seeds, strict=True):
             out.mkdir()
             status, said = run(words, folder, out.name, more)
-            assert status in (0, 3), said
+            assert status in WRITTEN, said
         tally = tallies[f"{name} on a disk that fills"] = Counter[str]()
         for k in range(points):
             n_bytes = usage(earlier) + 3 * k * usage(whole) // (2 * points)  # from no room at all to more than enough
@@ -115,8 +123,12 @@ def full_disks(folder: Path, points: int) -> Tallies:
     return tallies
 
 
+def name_of(words: str) -> str:
+    return {FOLDER: "quantize-folder", SHARDS: "decompress-shards"}.get(words, words.split()[0])
+
+
 def on_a_disk(folder: Path, words: str, files: tuple[str, ...], again: str, n_bytes: int) -> str:
-    name = words.split()[0]
+    name = name_of(words)
     earlier, whole = (digests(folder / f"{which}-{name}", files) for which in ("earlier", "whole"))
     at = folder / f"disk-{name}-{n_bytes}"
     with disk(at, n_bytes):
@@ -126,7 +138,7 @@ def on_a_disk(folder: Path, words: str, files: tuple[str, ...], again: str, n_by
             say(said)
             return lost
         now = digests(at, files)
-        if status in (0, 3) and now == whole:
+        if status in WRITTEN and now == whole:
             return "had room"
         if now != earlier:
             return "lost: the earlier result"
@@ -154,7 +166,7 @@ def pairs(folder: Path, n: int, chance: random.Random) -> Tallies:
         start = time.monotonic()
         status, said = run(COMPRESS, folder, f"whole-{seed}", f"--seed {seed}")
         seconds = time.monotonic() - start
-        assert status in (0, 3), said
+        assert status in WRITTEN, said
         wholes.append(digests(folder / f"whole-{seed}", NAMED))
     tally = Counter[str]()
     for k in range(n):
@@ -220,8 +232,13 @@ def folder_with_a_file(path: Path, victim: Path) -> None:
     (path / "precious").write_text("kept")
 
 
+def file_of_others(path: Path, victim: Path) -> None:
+    path.write_text("mine")
+
+
 KINDS: tuple[Callable[[Path, Path], None], ...] = (
     *(link_to_folder, link_to_file, link_to_nothing, hard_link, pipe, bound_socket, folder_with_a_file),
+    file_of_others,
     *((device,) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()),
 )
 # By command: the places that it writes to, in the folder OUT.
@@ -234,15 +251,18 @@ PLACES = {
         "run/result.json",
         "run/history.csv",
         "run/note",
+        "run/report/draw.html",
     ),
     QUANTIZE: ("model.sws",),
+    FOLDER: ("small", "small/model.sws", "small/config.json", "small/tokenizer.json"),
     "decompress whole/model.sws OUT/model.safetensors": ("model.safetensors",),
+    SHARDS: ("back-00001-of-00004.safetensors", "back-00007-of-00009.safetensors", "back.safetensors.index.json"),
     "tune task.py:make_task --steps 60 --trials 1 --error-bound 100 --out OUT/study": (
         *("study", "study/study.db", "study/.lock", "study/pretrained.safetensors", "study/trials", "study/front"),
         *("study/trials/trial-0000", "study/front/trial-0000", "study/summary.csv", "study/front.png"),
-        "study/.running-0.lock",
+        *("study/.running-0.lock", "study/settings.png"),
     ),
-    "report whole/run --out OUT/report": ("report", "report/index.html"),
+    "report whole/run --out OUT/report": ("report", "report/index.html", "report/draw.html", "report/figures"),
 }
 
 
@@ -250,16 +270,21 @@ def in_the_way(folder: Path, command: str) -> Tallies:
     prepare(folder)
     for words in (QUANTIZE, COMPRESS):
         status, said = run(words, folder, "whole")
-        assert status in (0, 3), said
+        assert status in WRITTEN, said
     tallies: Tallies = {}
     for words, places in PLACES.items():
-        if command not in ("all", words.split()[0]):
+        if command not in ("all", name_of(words)):
             continue
-        tally = tallies[f"links and devices, {words.split()[0]}"] = Counter[str]()
+        tally = tallies[f"links and devices, {name_of(words)}"] = Counter[str]()
         for place in places:
             for kind in KINDS:
                 tally[with_one(folder, words, place, kind)] += 1
     return tallies
+
+
+def replaces(words: str) -> bool:
+    """Whether --overwrite of this command means any file of the name. That of `compress` means an earlier run."""
+    return words.startswith(("quantize", "decompress"))
 
 
 def with_one(folder: Path, words: str, place: str, kind: Callable[[Path, Path], None]) -> str:
@@ -270,7 +295,7 @@ def with_one(folder: Path, words: str, place: str, kind: Callable[[Path, Path], 
     path.parent.mkdir(parents=True)
     kind(path, victim)
     before = path.lstat()
-    more = "--overwrite" if words.startswith(("compress", "quantize", "decompress")) else ""
+    more = "--overwrite" if words.startswith("compress") or replaces(words) else ""
     try:
         status, said = run(words, folder, "out", more)
         lost = wrong(status, said)
@@ -278,13 +303,15 @@ def with_one(folder: Path, words: str, place: str, kind: Callable[[Path, Path], 
             lost = "lost: what a link pointed to"
         if kind is folder_with_a_file and not (path / "precious").exists():
             lost = "lost: a folder"
+        if kind is file_of_others and not replaces(words) and path.read_bytes() != b"mine":
+            lost = "lost: a file of others"
         if lost:
             say(f"{lost}: {words.split()[0]}, {kind.__name__} in place of {place}\n{said}")
             return lost
+        same = os.path.lexists(path) and path.lstat().st_ino == before.st_ino
         if status == 2:
-            same = os.path.lexists(path) and path.lstat().st_ino == before.st_ino
             return "refused" if same else "lost: refused, but removed"
-        return "went on beside or through it" if path.lstat().st_ino == before.st_ino else "replaced it alone"
+        return "went on beside or through it" if same else "replaced or removed it alone"
     finally:
         shutil.rmtree(out)
         shutil.rmtree(victim)

@@ -19,13 +19,13 @@ CALLS = (
 _KILLED = 77  # exit status of a child that died on purpose
 
 
-def patch_calls(act: Callable[[str], None], patch: Callable[[Any, str, Any], None]) -> None:
-    """Call `act` with its name before each call to the file system."""
+def patch_calls(act: Callable[..., None], patch: Callable[[Any, str, Any], None]) -> None:
+    """Call `act` with its name and its arguments before each call to the file system."""
     from softshare._util import swap
 
     def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            act(name)
+            act(name, *args)
             return function(*args, **kwargs)
 
         return call
@@ -44,7 +44,7 @@ def killed_at(k: int, action: Callable[[], None]) -> bool:
         status = 1
         try:
             calls = itertools.count(1)
-            patch_calls(lambda _: os._exit(_KILLED) if next(calls) == k else None, setattr)
+            patch_calls(lambda *_: os._exit(_KILLED) if next(calls) == k else None, setattr)
             action()
             status = 0
         finally:
@@ -70,7 +70,7 @@ def full_disk(k: int, lasts: bool) -> Iterator[list[str]]:
     """
     calls, failed = itertools.count(1), list[str]()
 
-    def act(name: str) -> None:
+    def act(name: str, *_: object) -> None:
         now = next(calls)
         if now == k or (lasts and now > k and name in ("open", "write", "pwrite", "fsync", "mkdir")):
             failed.append(name)

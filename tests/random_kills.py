@@ -11,6 +11,7 @@ has a row for each command.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -46,11 +47,22 @@ def make_task():
         lambda m: 100 * float((m(x[400:]).argmax(1) != y[400:]).double().mean()),
     )
 """
-# A study gives up a trial whose process died after a minute, and one that has died three times. Here it is after a
-# second, and never.
+# The word `torchrun` starts the rest in two processes. A study gives up a trial whose process died after a minute, and
+# one that has died three times. Here it is after a second, and never. `reproduce` has one recipe here, of a short
+# training.
 PROGRAM = """
-import sys, softshare.tune.study as study
-study.GRACE, study.RETRIES = 1, 1000
+import sys
+if sys.argv[1] == "torchrun":
+    from torch.distributed.run import main
+    sys.exit(main(["--nproc-per-node", "2", "-m", "softshare", *sys.argv[2:]]))
+if sys.argv[1] == "reproduce":
+    import dataclasses
+    from softshare.paper import recipes
+    short = recipes.get_recipe("lenet-300-100", "softshare")
+    pretrain = dataclasses.replace(short.pretrain, epochs=2)
+    recipes.RECIPES = (dataclasses.replace(short, pretrain=pretrain, config=short.config.override(epochs=2)),)
+from softshare.tune import storages, study
+storages.GRACE, study.RETRIES = 1, 1000
 from softshare.cli.app import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -76,9 +88,26 @@ COMMANDS = {
         "",
         ("study/pretrained.safetensors", "study/trials/*/model.sws"),
     ),
+    "reproduce": (
+        "reproduce lenet-300-100 --seeds 0 --checkpoint-every 0.2 --checkpoints OUT/pretrained --out OUT/results",
+        "",
+        ("pretrained/*.safetensors", "results/lenet-300-100/softshare/seed-0/model.sws"),
+    ),
     "quantize": ("quantize weights.safetensors --bits 4 --out OUT/model.sws", "--overwrite", ("model.sws",)),
+    "quantize a folder": ("quantize folder --bits 4 --out OUT/small/model.sws", "--overwrite", ("small/*",)),
+    "decompress to shards": (
+        "decompress weights.sws OUT/back.safetensors --shards 700KB",
+        "--overwrite",
+        ("back*.safetensors", "back*.json"),
+    ),
+    "compress by torchrun": (
+        "torchrun compress task.py:make_task --no-limit --steps 400 --checkpoint-every 0.2 --out OUT/run",
+        "--resume",
+        ("run/model.sws",),
+    ),
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+WRITTEN = (0, 3, 4)  # exit statuses of a command that wrote its files, whatever the network lost
 
 
 @dataclass
@@ -117,16 +146,18 @@ def tried(name: str, kills: int, folder: Path, chance: random.Random) -> Tally:
     """Kill the command until there were so many kills and the last run has come to its end."""
     words, again, files = COMMANDS[name]
     prepare(folder)
+    (folder / "whole").mkdir()
     start = time.monotonic()
     whole = subprocess.run(command(words, "whole"), cwd=folder, capture_output=True, text=True)
     longest = time.monotonic() - start
-    if whole.returncode not in (0, 3):
+    if whole.returncode not in WRITTEN:
         raise SystemExit(f"{name}: {whole.stdout}{whole.stderr}")
     wanted, tally = digests(folder / "whole", files), Tally()
     attempt, sitting = 0, 0
     before: dict[str, str] = {}
     while tally.kills.total() < kills or sitting:
         out, start = f"attempt-{attempt}", time.monotonic()
+        (folder / out).mkdir(exist_ok=True)
         more = again if sitting else ""
         may_kill = tally.kills.total() < kills
         status, said = killed(command(words, out, more), folder, longest, chance, tally, may_kill)
@@ -154,10 +185,19 @@ def prepare(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    import softshare
+    from softshare.network.checkpoint import save_shards
+
     folder.mkdir(parents=True)
     (folder / "task.py").write_text(TASK)
     torch.manual_seed(0)
-    save_file({f"layer{k}.weight": torch.randn(400, 400) for k in range(4)}, folder / "weights.safetensors")
+    weights = {f"layer{k}.weight": torch.randn(400, 400) for k in range(4)}
+    save_file(weights, folder / "weights.safetensors")
+    softshare.quantize(weights, bits=3).save(folder / "weights.sws")
+    (folder / "folder").mkdir()
+    save_shards(folder / "folder" / "model.safetensors", weights, weights.items(), 1 << 20)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / "folder" / name).write_text("{}")
 
 
 def command(words: str, out: str, more: str = "") -> list[str]:
@@ -176,16 +216,39 @@ def killed(
         said, _ = process.communicate(timeout=chance.uniform(0.2, 1.0) * seconds if may_kill else None)
         return process.returncode, said
     except subprocess.TimeoutExpired:
+        started = descendants(process.pid)
         os.killpg(process.pid, number)
         try:
             said, _ = process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:  # it is in a long step
+        except subprocess.TimeoutExpired:  # it is in a long step, or another process has its output open
+            started += descendants(process.pid)
             os.killpg(process.pid, signal.SIGKILL)
+            end(started)
             said, _ = process.communicate()
+        end(started)
         tally.kills[number.name] += 1
-        if process.returncode in (0, 3):  # it came to its end before the signal
+        if process.returncode in WRITTEN:  # it came to its end before the signal
             return process.returncode, said
         return None, said
+
+
+def end(processes: list[int]) -> None:
+    """Those of torchrun have sessions of their own, and may outlive it."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def descendants(of: int) -> list[int]:
+    """The processes that a process has started, and those that these have started (Linux)."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [of]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
 
 
 def digests(folder: Path, files: tuple[str, ...]) -> dict[str, str]:

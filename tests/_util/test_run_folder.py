@@ -32,7 +32,9 @@ from softshare._util.run_folder import (
 from softshare.errors import ConfigError, DivergedError
 
 FILES = [MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD]
+PAGE = b"<!doctype html><title>softshare: "
 OPENINGS = {MODEL: b"\x89SWS", RESULT: b'{\n  "schema": 1', HISTORY: b"epoch,seconds,tau\n", FRAMES: b"PK\x03\x04"}
+OPENINGS |= {"index.html": PAGE, "draw.html": PAGE}
 
 
 def written(name: str, tag: str = "earlier") -> bytes:
@@ -169,6 +171,13 @@ def test_a_run_that_fails_does_not_replace_a_finished_one(name: str, tmp_path: P
     ]
 
 
+def test_a_run_that_fails_says_where_its_network_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error, output_folder(tmp_path / "a", overwrite=False) as folder:
+        fail(folder, MODEL, b"weights", ConfigError("Task.test returned nan"))
+    assert contents(tmp_path / "a") == {MODEL: b"weights"}
+    assert error.value.__notes__ == [f"What this run has trained is in {tmp_path / 'a'}"]
+
+
 def test_what_was_trained_is_not_lost_to_the_next_run(tmp_path: Path) -> None:
     unfinished = tmp_path / ".a.unfinished"
     fill(unfinished, RETRAINED, HISTORY)
@@ -256,7 +265,7 @@ def test_a_report_of_an_unfinished_run_goes_with_it(tmp_path: Path) -> None:
         (folder / MODEL).write_bytes(b"x")
     assert contents(tmp_path) == {"a/model.sws": b"x"}
     with pytest.raises(ConfigError), output_folder(tmp_path / "a", overwrite=True) as folder:
-        fail(folder, "report/index.html", b"page", ConfigError("no"))
+        fail(folder, "report/index.html", PAGE, ConfigError("no"))
     assert not folder.exists()
 
 
@@ -265,6 +274,9 @@ def test_overwrite_removes_the_earlier_report(tmp_path: Path) -> None:
     fill(tmp_path / "a" / "report" / "figures", "film-1.svg", "before_after-2.png")
     fill(tmp_path / "a" / "report", "index.html")
     new = make_run(tmp_path / "a", "new", RESULT)
+    assert contents(tmp_path / "a") == new
+    fill(tmp_path / "a" / "report", "draw.html")  # as the demo leaves it
+    new = make_run(tmp_path / "a", "newer", RESULT)
     assert contents(tmp_path / "a") == new
     assert os.listdir(tmp_path) == ["a"]
 
@@ -307,6 +319,7 @@ def everything(folder: Path) -> dict[Path, object]:
 PLACES = [
     *("a", ".a.unfinished", ".a.replaced", ".a.lock"),
     *(f"a/{name}" for name in (MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, "notes.txt", "report", "report/figures")),
+    *("a/report/index.html", "a/report/draw.html"),
     *(f".a.unfinished/{name}" for name in (HISTORY, "notes.txt", "report")),
 ]
 
@@ -331,8 +344,8 @@ def test_what_softshare_has_not_written_is_refused_and_stays(
     path = tmp_path / where
     if where != "a":
         fill(tmp_path / "a", *(name for name in FILES if name != path.name))
-    if where == "a/report/figures":
-        fill(path.parent, "index.html")
+    if "a/report/" in where:
+        fill(path.parent, *({"index.html", "draw.html"} - {path.name}))
     path.parent.mkdir(exist_ok=True)
     place(path, tmp_path / "elsewhere")
     before = everything(tmp_path)

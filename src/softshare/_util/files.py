@@ -34,20 +34,57 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) ->
 
     A replaced file keeps its permissions. Temporary files that a killed process left in the folder are removed.
     """
-    path = Path(path)
-    mode = require_plain(path)
-    try:
-        _remove_leftovers(path.parent)
-        with _temporary_file(path.parent) as (file, temporary):
+    with written_together() as files:
+        return files.write(path, data)
+
+
+class Together:
+    """Files that belong together. What is asked for is done in its order, once all data are on the disk."""
+
+    def __init__(self, open_files: contextlib.ExitStack) -> None:
+        self._open = open_files
+        self._steps: list[tuple[Path | None, Path]] = []  # a temporary file and its name, or None and what to remove
+
+    def write(self, path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> int:
+        """Write a file, which gets its name at the end. Returns the size in bytes."""
+        path = Path(path)
+        mode = require_plain(path)
+        try:
+            _remove_leftovers(path.parent)
+            file, temporary = self._open.enter_context(_temporary_file(path.parent))
             size = sum(_write(file, part) for part in ([data] if isinstance(data, bytes) else data))
             if mode is not None:
                 os.fchmod(file, mode)
             os.fsync(file)
-            os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-    return size
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+        self._steps.append((temporary, path))
+        return size
+
+    def remove(self, path: Path) -> None:
+        """Remove a plain file at the end, if there is one."""
+        if require_plain(path) is not None:
+            self._steps.append((None, path))
+
+    def publish(self) -> None:
+        for temporary, path in self._steps:
+            try:
+                if temporary is None:
+                    os.unlink(path)
+                else:
+                    os.replace(temporary, path)
+                sync_folder(path.parent)  # a power cut must not leave a later step without this one
+            except OSError as error:
+                raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def written_together() -> Iterator[Together]:
+    """Within, files are written under temporary names. They get their own at the end, or none does if one fails."""
+    with contextlib.ExitStack() as open_files:
+        files = Together(open_files)
+        yield files
+        files.publish()
 
 
 def kind_of(path: Path) -> str | None:
@@ -68,6 +105,13 @@ def require_plain(path: Path) -> int | None:
     if kind not in (None, "a file"):
         raise ConfigError(f"cannot write {path}: expected a plain file there or nothing, found {kind}. Move it away")
     return mode
+
+
+def require_other(target: Path, source: Path) -> None:
+    """Raise if a file would be written over the one that it is made from."""
+    with contextlib.suppress(OSError):  # one of them is not there
+        if os.path.samefile(target, source):
+            raise ConfigError(f"cannot write {target}: it is the file to read, which would be lost. Give another name")
 
 
 def require_folder(path: Path) -> None:
@@ -139,9 +183,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents. An existing folder is fine."""
+    """Make a folder and its parents, and flush their names to disk. An existing folder is fine."""
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
 
@@ -180,5 +227,5 @@ def cannot_read(path: str | os.PathLike[str], error: OSError) -> ConfigError:
 
 
 def no_safetensors(path: str | os.PathLike[str], error: Exception) -> FormatError:
-    expected = "expected one of safetensors, or of torch.save(model.state_dict(), ...)"
+    expected = "expected one of safetensors, or of torch.save(model.state_dict(), ...), or GGUF or ONNX"
     return FormatError(f"{os.fspath(path)} is not a safetensors file ({error}); {expected}")

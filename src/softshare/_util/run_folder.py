@@ -15,9 +15,11 @@ from pathlib import Path
 
 from softshare._util.files import (
     TEMPORARY,
+    cannot_read,
     kind_of,
     make_folder,
     require_folder,
+    require_plain,
     require_writable,
     sync_folder,
     write_atomic,
@@ -29,6 +31,7 @@ from softshare.errors import ConfigError, SoftShareError
 MODEL, RESULT, HISTORY, FRAMES = "model.sws", "result.json", "history.csv", "frames.npz"
 PRETRAINED, RETRAINED, LAST_GOOD = "pretrained.safetensors", "retrained.safetensors", "last_good.safetensors"
 REPORT, PAGE, PICTURES = "report", "index.html", "figures"  # a folder, and the page and the folder in it
+DRAW = "draw.html"  # in that folder: a page that runs the network
 FILES = (MODEL, RESULT, HISTORY, FRAMES, PRETRAINED, RETRAINED, LAST_GOOD)
 TRAINED = (MODEL, RETRAINED, LAST_GOOD)  # what took training to make
 PRETRAINING, RETRAINING = "pretraining.run", "retraining.run"  # checkpoints, only in a run that is not finished
@@ -189,7 +192,9 @@ def _end_early(error: Exception, path: Path, trained: Sequence[str]) -> None:
             _finish(path)
         except ConfigError as problem:
             error.add_note(str(problem))
-    elif isinstance(error, SoftShareError):
+        else:
+            error.add_note(f"What this run has trained is in {path}")
+    elif isinstance(error, SoftShareError) and not stopped:
         remove_run(unfinished)
 
 
@@ -264,14 +269,37 @@ def _is_report(folder: Path) -> bool:
 
 
 def _is_of_report(path: Path) -> bool:
-    wanted = _PICTURE if path.parent.name == PICTURES else re.compile(re.escape(PAGE))
-    return bool(wanted.fullmatch(path.name) or TEMPORARY.fullmatch(path.name))
+    if TEMPORARY.fullmatch(path.name):
+        return True
+    if path.parent.name == PICTURES:
+        return bool(_PICTURE.fullmatch(path.name))
+    return path.name in (PAGE, DRAW) and _is_own_page(path)
+
+
+def _is_own_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"<title>softshare" in file.read(1000)
+
+
+def require_own_page(path: Path) -> None:
+    """Raise unless a page may be written to the path: nothing is there, or a page of a report."""
+    if require_plain(path) is None:
+        return
+    try:
+        is_own = _is_own_page(path)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    if not is_own:
+        raise ConfigError(
+            f"cannot write {path}: softshare has not written the page that is there. Move it away, or give another "
+            "--out"
+        )
 
 
 def _is_signed(path: Path) -> bool:
     """Whether a file begins as softshare writes it: other programs write a history.csv too. A report has a page."""
     if path.name not in FILES:
-        return path.name != REPORT or kind_of(path / PAGE) is not None
+        return path.name != REPORT or any(kind_of(path / page) is not None for page in (PAGE, DRAW))
     with path.open("rb") as file:
         opening = file.read(16)
     return opening[8:9] == b"{" if path.suffix == ".safetensors" else opening.startswith(_OPENINGS[path.name])

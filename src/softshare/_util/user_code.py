@@ -16,6 +16,13 @@ from softshare.errors import ConfigError, SoftShareError, TaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+CALLED_WITH = {  # said if a function does not take what it gets
+    "Task.loss": "the network and a batch",
+    "Task.outputs": "the network and a batch",
+    "Task.evaluate": "the network",
+    "Task.test": "the network",
+    "Task.noise": "the network",
+}
 _PLACES: ContextVar[tuple[str, ...]] = ContextVar("places", default=())
 _OWN = str(Path(__file__).resolve().parents[1])
 _STANDARD = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")}
@@ -50,7 +57,10 @@ def failed(what: str, problem: BaseException) -> TaskError:
     text = lines[0]
     if any(line.startswith("Original Traceback") for line in lines):  # from a worker of a DataLoader
         text = f"{text} {lines[-1].strip()}"
-    return TaskError(f"{what} failed{here()}: {type(problem).__name__}: {text}".rstrip(": "))
+    said = f"{what} failed{here()}: {type(problem).__name__}: {text}".rstrip(": ")
+    if isinstance(problem, TypeError) and what in CALLED_WITH:
+        said += f". It is called with {CALLED_WITH[what]}"
+    return TaskError(said)
 
 
 def call(what: str, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:

@@ -1,6 +1,12 @@
-"""Sizes and times as people say them."""
+"""Sizes, times and lists as people say them, and what several parts say alike."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_NAMES = 4  # that one message lists
+AGAIN = "Give the same command again"
+STOPPED = f"stopped. Nothing new was kept. {AGAIN}"
 
 
 def sizes(before: int, after: int) -> str:
@@ -8,11 +14,18 @@ def sizes(before: int, after: int) -> str:
 
 
 def times(before: int, after: int) -> str:
-    return f"{before / after:.1f} times smaller" if after <= before else f"{after / before:.1f} times larger"
+    return f"{before / after:,.1f} times smaller" if after <= before else f"{after / before:,.1f} times larger"
 
 
 def duration(seconds: float) -> str:
+    """'40 s', '12 min', '3 h 20 min'."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.0f} min" if minutes < 99.5 else f"{hours:.1f} h"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return between.join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
