@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
@@ -25,6 +26,7 @@ from transformers import (
 
 import softshare as ss
 from softshare.errors import ConfigError
+from softshare.integrations.evaluation import UNKNOWN
 from softshare.integrations.huggingface import SoftShareCallback
 from trained import BATCH, EPOCHS, RATE, N, Net, config, data, error, make_net, make_task, prior_gradients
 
@@ -236,6 +238,46 @@ def test_it_returns_what_compress_returns(tmp_path: Path) -> None:
     assert made[0].outcome == made[1].outcome
 
 
+def accuracy_of(answers: Any) -> dict[str, float]:
+    logits = answers.predictions
+    return {"accuracy": float((logits.argmax(-1) == answers.label_ids).mean()), "half": 0.5}
+
+
+@pytest.mark.parametrize("when", ["around the training", "at its start and end", "again from a checkpoint"])
+def test_the_verdict_is_that_of_the_accuracy_that_the_user_measures(tmp_path: Path, when: str) -> None:
+    options: dict[str, Any] = {"num_train_epochs": 4}
+    if when != "around the training":
+        options |= {"eval_strategy": "epoch", "eval_on_start": True}
+    if when == "again from a checkpoint":
+        options |= {"save_strategy": "steps", "save_steps": 20}
+    callback = SoftShareCallback(tmp_path / "model.sws", as_callback(config(tau=1e-4)), gentleness=4.0)
+    trainer = make_trainer(make_net(), tmp_path, callback, **options)
+    trainer.compute_metrics = accuracy_of
+    before = trainer.evaluate()["eval_accuracy"]
+    trainer.train()
+    if when == "again from a checkpoint":
+        callback = SoftShareCallback(tmp_path / "model.sws", as_callback(config(tau=1e-4)), gentleness=4.0)
+        trainer = make_trainer(make_net(), tmp_path, callback, **options)
+        trainer.compute_metrics = accuracy_of
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
+    assert callback.compressed
+    assert (callback.compressed.outcome is None) == (UNKNOWN in callback.compressed.messages)
+    assert (callback.compressed.outcome is None) == (when == "around the training")
+    after = trainer.evaluate()["eval_accuracy"]
+    compressed = callback.compressed
+    assert compressed.outcome
+    result = compressed.record.result
+    assert (compressed.outcome.before, compressed.outcome.after) == pytest.approx((100 * before, 100 * after))
+    assert (result.error_before, result.error_after) == pytest.approx((100 * before, 100 * after))
+    assert result.noise == compressed.outcome.noise == pytest.approx(100 * (before * (1 - before) / N) ** 0.5, abs=0.1)
+    assert result.others["half"] == [0.5, 0.5]
+    assert f"accuracy {100 * before:.2f}% -> {100 * after:.2f}%" in compressed.summary().splitlines()[0]
+    assert "where one standard error is" in compressed.summary().splitlines()[0]
+    assert UNKNOWN not in compressed.messages
+    trainer.evaluate()  # the next run's affair
+    assert callback.compressed is compressed
+
+
 def test_a_checkpoint_in_another_folder(tmp_path: Path) -> None:
     """The arguments must name it, because the Trainer does not. Without its file, the mixture starts again.
 
@@ -333,15 +375,64 @@ def test_a_new_run_after_an_error_starts_from_the_weights_behind(tmp_path: Path)
 def test_unsupported_options_are_refused_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.training_args import ParallelMode
 
-    best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
-    for options, message in (({"fp16": True}, "fp16: .* use bf16"), (best, "load_best_model")):
-        trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"), **options)
-        with pytest.raises(ConfigError, match=message):
-            trainer.train()
-    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"))
-    monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
-    with pytest.raises(ConfigError, match="expected training on one device"):
+    best: dict[str, Any] = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"), **best)
+    with pytest.raises(ConfigError, match="load_best_model"):
         trainer.train()
+    trainer = make_trainer(make_net(), tmp_path, SoftShareCallback(tmp_path / "model.sws"))
+    monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.NOT_DISTRIBUTED)
+    with pytest.raises(ConfigError, match=r"expected one device for each process, .* got not_distributed"):
+        trainer.train()
+
+
+class Scaled(InOrder):
+    """With the gradient scaler that Accelerate has for fp16 on a GPU."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        self.accelerator.native_amp = True
+        self.accelerator.state._mixed_precision = "fp16"
+
+
+@pytest.mark.parametrize("clipped", [0.0, 1e-4])
+def test_what_is_added_is_not_scaled(clipped: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are the gradients of the task, when the optimizer's step begins."""
+    monkeypatch.setattr(sys.modules[__name__], "InOrder", Scaled)
+    callback = make_callback(tmp_path / "model.sws", config(tau=0.5, tau_warmup=0.0, hard_from=1.0))
+    looking = Looking(callback)
+    make_trainer(make_net(), tmp_path, looking, callback, max_steps=6, max_grad_norm=clipped).train()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert looking.n_seen == 6
+
+
+class Looking(TrainerCallback):  # type: ignore[misc]
+    """Compares the sum of both gradients, after the optimizer's step, with those of the task and of the prior."""
+
+    def __init__(self, callback: SoftShareCallback) -> None:
+        self.callback, self.n_seen = callback, 0
+        self.expected: list[Tensor] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        others["optimizer"].optimizer.register_step_pre_hook(self.look)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        x, labels = data()
+        rows = slice(BATCH * state.global_step, BATCH * (state.global_step + 1))
+        assert self.callback.prior
+        weights = self.callback.prior.view.tensors
+        own = torch.autograd.grad(others["model"](x[rows], labels[rows])["loss"], weights)
+        size = float(torch.stack([g.norm() for g in own]).norm())
+        share = min(1.0, args.max_grad_norm / size) if args.max_grad_norm else 1.0
+        expected = prior_gradients(self.callback.prior, tau=0.5)
+        self.expected = [share * task.double() + added for task, added in zip(own, expected, strict=True)]
+
+    def look(self, *_: Any) -> None:
+        assert self.callback.prior
+        for w, expected in zip(self.callback.prior.view.tensors, self.expected, strict=True):
+            assert w.grad is not None
+            torch.testing.assert_close(w.grad.double(), expected, atol=1e-5, rtol=2e-2)
+        self.n_seen += 1
 
 
 def test_without_transformers() -> None:

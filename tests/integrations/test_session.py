@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import softshare as ss
 from softshare.errors import ConfigError
+from softshare.integrations.outcome import outcome_of
 from softshare.integrations.session import Sharing, checked, gentleness_for
 from softshare.integrations.watch import Losses
 from softshare.train.hooks import EpochRecord, Hook
@@ -184,9 +185,9 @@ def test_a_dead_layer_is_reported(tmp_path: Path) -> None:
     model = make_net()
     sharing, _ = start(model)
     nn.init.zeros_(model.last.weight)
-    with pytest.warns(UserWarning, match=r"seems worse than before: last\.weight: all of its weights are 0"):
+    with pytest.warns(UserWarning, match=r"seems worse than before: last\.weight is all zero"):
         compressed = sharing.finish_(tmp_path / "model.sws")
-    assert any("last.weight: all of its weights are 0" in text for text in compressed.messages)
+    assert any("last.weight is all zero" in text for text in compressed.messages)
 
 
 def test_losses_before_the_prior_has_an_effect_and_at_the_end_are_compared() -> None:
@@ -210,6 +211,49 @@ def test_losses_before_the_prior_has_an_effect_and_at_the_end_are_compared() -> 
     nan.note_(1.0, 0.0, quantized=False)
     nan.note_(float("nan"), 1.0, quantized=True)
     assert nan.rose
+
+
+def validated(value: float, batches: list[float], losses: Losses | None = None) -> Losses:
+    """One validation before training, of a loss of 1, and one at the end."""
+    losses = losses or Losses("validation")
+    losses.note_(1.0, 0.0, quantized=False)
+    for loss in batches:
+        losses.note_batch_(loss)
+    losses.note_(value, 1.0, quantized=True)
+    return losses
+
+
+def test_how_much_a_loss_may_rise() -> None:
+    """Two standard errors of a mean over the batches of the last validation; 15%, if too few of them were seen."""
+    batches = [0.9, 1.1] * 50  # a standard deviation of 0.1
+    assert not validated(1.019, batches).rose
+    assert validated(1.021, batches).rose
+    assert validated(1.021, batches).allowed == pytest.approx(0.02, rel=1e-4)
+    assert not validated(1.021, batches).is_guessed
+    assert validated(1.1, batches[:3]).is_guessed
+    assert not validated(1.149, []).rose
+    assert validated(1.151, []).rose
+
+
+def test_a_run_that_goes_on_knows_how_exact_its_validation_is() -> None:
+    before, again = validated(1.5, [0.9, 1.1] * 50), Losses("validation")
+    again.load_state_dict(before.state_dict())
+    assert (again.allowed, again.is_guessed) == (before.allowed, False)
+
+
+def test_only_the_batches_of_the_last_validation_count() -> None:
+    twice = validated(1.0, [0.9, 1.1] * 50, validated(1.0, [0.0, 9.0] * 50))
+    assert twice.allowed == pytest.approx(0.02, rel=1e-4)
+
+
+def test_an_outcome_says_that_its_noise_is_a_guess() -> None:
+    found = outcome_of(validated(1.1, []), 100)
+    assert found is not None
+    assert found.guessed
+    known = outcome_of(validated(1.1, [0.9, 1.1] * 50), 100)
+    assert known is not None
+    assert not known.guessed
+    assert (found.kept, known.kept) == (True, False)
 
 
 class Unbatched(nn.Module):
@@ -302,12 +346,12 @@ def test_it_returns_what_compress_returns(tmp_path: Path) -> None:
     assert result.others is not None
     assert list(result.others) == ["training loss"]
     assert verdict(result) == Verdict(
-        "kept", "Kept its accuracy: loss 0.5 -> 0.51 is within the noise of the evaluation."
+        "kept", "As good as before: loss 0.5 -> 0.51 is within the noise of the evaluation."
     )
-    assert compressed.summary().startswith("Kept its accuracy: loss 0.5 -> 0.51")
+    assert compressed.summary().startswith("As good as before: loss 0.5 -> 0.51")
     assert not any("no validation" in text for text in compressed.messages)
     page = compressed.report(tmp_path / "report")
-    assert "Kept its accuracy" in page.read_text() or "validation loss" in page.read_text()
+    assert "As good as before: loss 0.5 -&gt; 0.51 is within the noise" in page.read_text()
 
 
 def test_a_loss_and_what_is_not_known_are_said(tmp_path: Path) -> None:
@@ -318,7 +362,7 @@ def test_a_loss_and_what_is_not_known_are_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="seems worse than before: validation loss"):
         compressed = sharing.finish_(tmp_path / "model.sws")
     assert verdict(compressed.record.result) == Verdict(
-        "lost", "Lost 0.4 of loss on the validation data: loss 0.5 -> 0.9, where 0.075 may be chance."
+        "lost", "Got worse by 0.4 on the validation data: loss 0.5 -> 0.9, where 0.075 may be chance."
     )
     model = make_net()
     sharing, optimizer = start(model)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from softshare._util.run_folder import FRAMES
 from softshare.compressed import Compressed
+from softshare.distributed.group import ALONE, Group
+from softshare.distributed.wrap import has_shards
 from softshare.errors import NotANumberError
 from softshare.prior.prior import MixturePrior
 from softshare.report.figures.filters import filter_shapes, kept_filters
@@ -33,7 +35,7 @@ LOSS = Metric("loss", "")
 class History:
     """One record per look. A validation may come after its look, so hooks see the record when the next step begins.
 
-    The film for the report is taken at once.
+    The film for the report is taken at once. Of several processes, the first one has the hooks and the film.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class History:
         looks: int,
         steps_per_look: int,
         state: Mapping[str, Any] | None = None,
+        group: Group = ALONE,
     ) -> None:
-        self.model, self.prior = model, prior
+        self.model, self.prior, self._group = model, prior, group
         folder = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # a trainer may end without a word
         self._film = FrameLog(Path(folder, FRAMES), LOSS, "look")
-        self.hooks: list[Hook] = [Spared(self._film), *hooks]
-        before = {name: t for name, t in model.state_dict().items() if name in filter_shapes(model)}
+        self.hooks: list[Hook] = [Spared(self._film), *hooks] if group.is_first else []
+        shown = {} if has_shards(model) else filter_shapes(model)
+        before = {name: t for name, t in model.state_dict().items() if name in shown}
         self.filters = {name: tensor.detach().cpu().clone() for name, tensor in before.items()}  # as they are now
         self.records: tuple[EpochRecord, ...] = ()
         self._waiting: EpochRecord | None = None
@@ -77,10 +81,12 @@ class History:
         """Take a record. The network must have its unquantized weights."""
         self.tell_()
         now, mean = time.perf_counter(), math.nan if self._sum is None else float(self._sum) / self._n
+        mean = self._group.mean(mean)
         with suppress(NotANumberError):  # the end of the run says so
             seconds = now - self._started
             self._waiting = record_of(self.prior, len(self.records), seconds, tau, mean, math.nan, hard)
-            self.hooks[0].on_epoch(self._waiting)
+            for film in self.hooks[:1]:
+                film.on_epoch(self._waiting)
         self._started, self._sum, self._n = now, None, 0
 
     def tell_(self) -> None:
@@ -109,6 +115,9 @@ class History:
             hook.on_end()
 
     def state_dict(self) -> dict[str, Any]:
+        """All processes must ask for it."""
+        if self._sum is not None:
+            self._group.sum_(self._sum).div_(self._group.size)  # as if each process had seen the mean of all
         return {
             "records": [vars(record) for record in self.records],
             "waiting": self._waiting and vars(self._waiting),

@@ -23,7 +23,7 @@ def outcome_of(validation: Losses, n_bytes: int) -> Outcome | None:
     if not validation.are_known or not math.isfinite(validation.before + validation.after):
         return None
     before, after, noise = validation.before, validation.after, validation.allowed
-    return Outcome(None, LOSS, before, after, noise, math.inf, n_bytes)
+    return Outcome(None, LOSS, before, after, noise, math.inf, n_bytes, guessed=validation.is_guessed)
 
 
 def result_of(
@@ -42,7 +42,7 @@ def result_of(
     trained = next((one.after for one in known if one.kind == "training"), math.inf)
     retrain = dataclasses.replace(config.retrain, steps=steps, epochs=None)
     return Result(
-        experiment=type(model).__name__,
+        experiment=type(model).__name__.removeprefix("FSDP"),  # which fully_shard puts before the name of a class
         method="softshare",
         dataset="custom",
         error_before=first.before,

@@ -13,8 +13,9 @@ from softshare._util.files import make_folder
 from softshare._util.run_folder import MODEL
 from softshare.codec import load_into_
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.integrations.hf_folder import CONFIG, QUANTIZATION, about
 
-CONFIG, GENERATION = "config.json", "generation_config.json"  # as transformers names them
+GENERATION = "generation_config.json"  # as transformers names it
 
 
 class Savable(Protocol):
@@ -24,10 +25,18 @@ class Savable(Protocol):
 
 
 def save_pretrained(model: Any, compressed: Savable, folder: str | os.PathLike[str], tokenizer: Any = None) -> int:
-    """Write the configuration of a model of transformers, its compressed weights and its tokenizer, if given.
+    """Write the configuration of a model of transformers, its compressed weights and its tokenizer, if given:
 
-    `compressed` is what `compress`, a callback or `compress_weights` made of this model. Returns the size of the
-    .sws file in bytes.
+        softshare.save_pretrained(model, softshare.quantize(model, bits=4), "small")
+
+    Args:
+        model: of transformers.
+        compressed: what `compress`, a callback or `quantize` made of this model.
+        folder: to write to. The weights are in its file model.sws.
+        tokenizer: of the model, or None.
+
+    Returns:
+        The size of the .sws file in bytes.
     """
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         raise ConfigError(f"save_pretrained: expected a model of transformers, got {type(model).__name__}")
@@ -43,6 +52,7 @@ def save_pretrained(model: Any, compressed: Savable, folder: str | os.PathLike[s
     field = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # until version 4 of transformers
     setattr(config, field, dtypes.pop())
     size = compressed.save(folder / MODEL)
+    setattr(config, QUANTIZATION, about(MODEL, 8 * size / sum(p.numel() for p in model.parameters())))
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None and model.can_generate():
         model.generation_config.save_pretrained(folder)
@@ -52,9 +62,18 @@ def save_pretrained(model: Any, compressed: Savable, folder: str | os.PathLike[s
 
 
 def from_pretrained(folder: str | os.PathLike[str], auto_class: Any = None) -> Any:
-    """The model of a folder, in evaluation mode. Nothing is downloaded, and no code of the folder is run.
+    """The model of a folder of `save_pretrained` or of `softshare quantize`, in evaluation mode:
 
-    The configuration names the class. Another class of transformers may be given, such as `AutoModel`.
+        model = softshare.from_pretrained("small")
+
+    Nothing is downloaded, and no code of the folder is run.
+
+    Args:
+        folder: with config.json and model.sws.
+        auto_class: the class of transformers, such as `AutoModel`, if not the one that the configuration names.
+
+    Returns:
+        The model.
     """
     try:
         import transformers
@@ -66,7 +85,10 @@ def from_pretrained(folder: str | os.PathLike[str], auto_class: Any = None) -> A
     if missing:
         raise ConfigError(f"{folder}: expected a folder of save_pretrained, but there is no {' and no '.join(missing)}")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    kind = auto_class or _named(transformers, config)
+    described = getattr(config, QUANTIZATION, None)
+    if described is not None:  # what is loaded is an ordinary model, and is saved as one
+        delattr(config, QUANTIZATION)
+    kind = auto_class or named_class(transformers, config)
     model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
     if dtype is not None:
@@ -77,7 +99,7 @@ def from_pretrained(folder: str | os.PathLike[str], auto_class: Any = None) -> A
     return model.eval()
 
 
-def _named(transformers: Any, config: Any) -> Any:
+def named_class(transformers: Any, config: Any) -> Any:
     """The class that a configuration names. It must be a model of transformers."""
     [name] = config.architectures if len(config.architectures or ()) == 1 else [""]
     kind = getattr(transformers, name, None) if name else None

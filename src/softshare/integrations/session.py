@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import warnings
@@ -15,17 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from softshare._util.files import write_atomic
 from softshare._util.user_code import length_of
 from softshare.api import Record
 from softshare.codec import check, load_into_
-from softshare.compressed import Compressed, dead_layers, quantize_prior, simplified
+from softshare.compressed import Compressed, dead_layers, dead_messages, quantize_prior, simplified
 from softshare.config import CompressConfig, RetrainConfig
+from softshare.distributed.group import ALONE, Group
+from softshare.distributed.shards import is_sharded, local
 from softshare.errors import ConfigError
+from softshare.integrations.evaluation import UNKNOWN, Evaluation, by_accuracy
 from softshare.integrations.history import History
 from softshare.integrations.outcome import outcome_of, result_of
 from softshare.integrations.watch import Losses
+from softshare.network.groups import find_groups
 from softshare.prior.prior import MixturePrior
-from softshare.simplify.trial import Call, broken_by_outputs
+from softshare.simplify.changes import Changes
+from softshare.simplify.trial import Call, allowed_by_outputs
 from softshare.target.gentleness import gentler
 from softshare.train.curvature import Curvature
 from softshare.train.hard import add_mean_gradients_, quantized
@@ -35,7 +42,11 @@ from softshare.train.zeroing import bit_price, least_worth, spare_bits_
 
 SHORT = 0.5  # of the recipe's steps: a shorter run gets a warning
 MOST_GENTLE = 5.0
-UNKNOWN = "no validation before training and at its end is known, so there is no outcome; evaluate the network"
+
+GUESSED = (
+    "the losses of single validation batches are not known, so a rise of 15% is taken for chance; return the loss from "
+    "validation_step, or evaluate the network"
+)
 
 
 def checked(config: CompressConfig | None, path: str | os.PathLike[str]) -> CompressConfig:
@@ -68,6 +79,8 @@ class Sharing:
     Steps are those of that optimizer, counted from 0. The mixture has its own Adam, with the learning rates of
     `config.prior`. Only tau, its warm-up, the schedule, the hard phase and zeroing of `config.retrain` have an effect.
     With the `state_dict` of an earlier run, the run continues.
+
+    All processes of a group make the same calls. The first one has the hooks and the result, and writes the file.
     """
 
     def __init__(
@@ -82,7 +95,10 @@ class Sharing:
         gentleness: float | None = None,  # None: by the number of steps
         state: Mapping[str, Any] | None = None,
         hooks: Sequence[Hook] = (),
+        group: Group = ALONE,  # that trains the network together
+        skips: bool = False,  # whether a gradient scaler leaves out a step whose gradients overflow
     ) -> None:
+        self.group, self._skips, self._trained = group, skips, optimizer
         self.steps = range(state["start"], steps.stop) if state else steps
         if state:
             gentleness = state["gentleness"]
@@ -108,15 +124,18 @@ class Sharing:
         self._assigned: list[Tensor] = []
         self._quantized = ExitStack()
         self._is_stepping = False  # the network's optimizer has not made its step yet
-        self.training, self.validation = Losses("training"), Losses("validation")
+        self._is_checked = group.size == 1  # that the processes train one network
+        self.training, self.validation = Losses("training", group), Losses("validation", group)
         self._call: Call | None = None
         self._hook = model.register_forward_pre_hook(self._keep_call, with_kwargs=True)
         self._short = _short(len(self.steps), gentleness)
         if state:
             self._load(state)
-        elif self._short:
+        elif self._short and group.is_first:
             warnings.warn(self._short, stacklevel=2)
-        self.history = History(model, self.prior, hooks, looks, max(1, length // looks), state and state.get("history"))
+        self.history = History(
+            model, self.prior, hooks, looks, max(1, length // looks), state and state.get("history"), group
+        )
 
     def _keep_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the first batch, on which the outputs of the network are compared at the end."""
@@ -143,10 +162,16 @@ class Sharing:
     def step_(self, step: int) -> None:
         """Add the prior's gradients to those of the task, and train the mixture. The network's optimizer comes next.
 
-        The gradients of the weights must be those of a mean loss over all batches of the step.
+        The gradients of the weights must be those of a mean loss over all batches of the step, of all processes. They
+        must not be scaled. What clips them must have done so.
         """
         self.restore_()
         self.history.tell_()
+        self._steps_since_end += 1
+        self._is_stepping = True
+        self._check_together()
+        if self._skips and self._has_overflowed():  # the scaler skips the step of the weights, so we skip ours
+            return
         self._optimizer.zero_grad()
         if self._is_hard(step):
             add_mean_gradients_(self.prior, self._assigned)
@@ -156,8 +181,27 @@ class Sharing:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.config.retrain.decay_at(self._progress(step))
         self._optimizer.step()
-        self._steps_since_end += 1
-        self._is_stepping = True
+
+    def _check_together(self) -> None:
+        """Raise in the first step if each process has gradients of its own, and so would train a network of its own."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        held = (w.grad for w in self.prior.view.tensors if w.grad is not None and not is_sharded(w))
+        sizes = torch.stack([torch.zeros((), device=self.prior.means.device), *(grad.float().norm() for grad in held)])
+        sizes.nan_to_num_()  # they may have overflowed
+        if not torch.equal(-self.group.highest_(-sizes), self.group.highest_(sizes)):
+            raise ConfigError(
+                "the processes have different gradients, so nothing makes one network of theirs. A Trainer of Hugging "
+                "Face does not wrap the network for train() if evaluate() was called before. Set eval_on_start=True "
+                "instead"
+            )
+
+    def _has_overflowed(self) -> bool:
+        """Whether a gradient is not finite, in any process: what a scaler asks of the optimizer's gradients."""
+        held = (p.grad for group in self._trained.param_groups for p in group["params"] if p.grad is not None)
+        wrong = [(~torch.isfinite(local(grad))).any() for grad in held]
+        return bool(wrong) and bool(self.group.highest_(torch.stack(wrong).any().float()))
 
     def end_step_(self, steps_done: int) -> None:
         """After a step of the network's optimizer. As in the route, some steps end with a look at the weights.
@@ -186,40 +230,61 @@ class Sharing:
 
     def note_(self, losses: Losses, loss: Tensor | float, step: int) -> None:
         """Take in a loss of the network as it is in this step."""
-        losses.note_(loss, self._progress(step), self._is_hard(step))
-        if losses is self.training:
-            self.history.note_training_(loss)
-        else:
+        if losses is self.validation:
+            loss = self.group.mean(float(loss))
             self.history.note_validation_(loss)
+        else:
+            self.history.note_training_(loss)
+        losses.note_(loss, self._progress(step), self._is_hard(step))
 
     def note_before_(self, loss: Tensor | float) -> None:
         """Take in the loss of a validation before training."""
+        loss = self.group.mean(float(loss))
         self.validation.note_(loss, 0.0, quantized=False)
         self.history.note_validation_(loss)
 
     def compressed(self) -> Compressed:
         return quantize_prior(self.prior, self.config.merge, hard=self.config.retrain.hard_from < 1)
 
-    def finish_(self, path: str | os.PathLike[str]) -> Compressed:
-        """Merge, quantize, simplify and write the file; the network is then what the file decodes to."""
+    def finish_(
+        self, path: str | os.PathLike[str], before: Evaluation | None = None, after: Evaluation | None = None
+    ) -> Compressed:
+        """Merge, quantize, simplify and write the file; the network is then what the file decodes to.
+
+        Evaluations of the network before training and at its end judge it by their accuracy, if they have one.
+
+        Each process gets all indices, one byte for each weight, because simplifying needs them.
+        """
         device = self.prior.view.tensors[0].device
         self.prior.to(device)  # Lightning has moved the network off the GPU
         self.close_()
         self.prior.current_view().check()  # after a NaN loss there are no weights to write
         compressed = self.compressed()
+        whole = compressed.quantized.gathered(compressed.group)
+        compressed = dataclasses.replace(compressed, quantized=whole, group=self.group)
         calls: list[Call] = [] if self._call is None else [tree_map(lambda leaf: _to(leaf, device), self._call)]
-        symmetries = self.config.simplify.symmetries
-        broken = broken_by_outputs(self.model, calls, compressed.quantized) if symmetries else None
-        compressed = simplified(self.model, compressed, self.config, broken)
-        n_bytes = compressed.save(path)
-        load_into_(self.model, path, strict=not compressed.quantized.dropped)
-        outcome = outcome_of(self.validation, n_bytes)
-        return self._recorded(
-            self._judged(dataclasses.replace(compressed, history=self.history.records, outcome=outcome))
-        )
+        simplify = self.config.simplify
+        groups = find_groups(self.model, *calls[0])[0] if simplify.fold_batchnorm and calls else ()
+        changes = Changes.of(simplify, groups)
+        if simplify.symmetries or simplify.fold_batchnorm:
+            changes = allowed_by_outputs(self.model, calls, changes, compressed.quantized, self.group)
+        compressed = simplified(self.model, compressed, self.config, changes)
+        data = compressed.to_bytes()
+        if self.group.is_first:
+            write_atomic(path, data)
+        load_into_(self.model, io.BytesIO(data), strict=not compressed.quantized.dropped)
+        compressed = dataclasses.replace(compressed, group=ALONE)  # each process has all of it
+        for losses in (self.training, self.validation):
+            losses.settle_()
+        outcome = outcome_of(self.validation, len(data))
+        records = self.history.records
+        compressed = dataclasses.replace(compressed, history=records, outcome=outcome, counted="look")
+        return self._recorded(self._judged(compressed), before, after)
 
-    def _recorded(self, compressed: Compressed) -> Compressed:
+    def _recorded(self, compressed: Compressed, before: Evaluation | None, after: Evaluation | None) -> Compressed:
         """With the result and the film, as `softshare.compress` returns it. The hooks are told of the result."""
+        if not self.group.is_first:
+            return by_accuracy(compressed, before, after)
         losses = (self.validation, self.training)
         film, result = self.history.film(compressed), None
         with spared("the final measurement", then="The network is kept, without a result"):
@@ -227,22 +292,25 @@ class Sharing:
         if result is None:
             return compressed
         compressed = dataclasses.replace(compressed, record=Record(result, film, self.history.filters))
+        compressed = by_accuracy(compressed, before, after)
         for hook in self.history.hooks:
-            hook.on_result(compressed, result)
+            hook.on_result(compressed, compressed.record.result)
         return compressed
 
     def _judged(self, compressed: Compressed) -> Compressed:
         """With what is known about the quality of the network. Warns if it seems worse than before."""
         known = [losses for losses in (self.validation, self.training) if losses.are_known]
-        tables = tuple(f"{name}.weight:" for name, m in self.model.named_modules() if isinstance(m, nn.Embedding))
-        dead = [text for text in dead_layers(compressed) if not text.startswith(tables)]  # what is added may be 0
+        tables = [f"{name}.weight" for name, m in self.model.named_modules() if isinstance(m, nn.Embedding)]
+        dead = dead_layers(compressed, spared=tables)  # what is added may be 0
         problems = [*(str(losses) for losses in known[:1] if losses.rose), *dead]
-        if problems:
-            text = "the compressed network seems worse than before: " + "; ".join(problems)
+        if problems and self.group.is_first:
+            text = "the compressed network seems worse than before: " + "; ".join(text.rstrip(".") for text in problems)
             advice = "Evaluate it. To lose less, train longer, give the callback a larger gentleness"
             warnings.warn(f"{text}. {advice}, or use softshare.compress", stacklevel=3)
         unknown = "" if self.validation.are_known else UNKNOWN
-        said = [self._short, *map(str, known), unknown, *dead_layers(compressed), *compressed.messages]
+        if self.validation.are_known and self.validation.is_guessed:
+            unknown = GUESSED
+        said = [self._short, *map(str, known), unknown, *dead_messages(compressed), *compressed.messages]
         return dataclasses.replace(compressed, messages=tuple(filter(None, said)))
 
     def close_(self) -> None:
@@ -252,7 +320,10 @@ class Sharing:
         self.history.end_()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the network, in tensors and plain values."""
+        """What a checkpoint needs beside the network, in tensors and plain values. All processes must ask for it.
+
+        If the weights are sharded, the first one has it whole.
+        """
         return {
             "start": self.steps.start,
             "gentleness": self.gentleness,
