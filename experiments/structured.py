@@ -14,7 +14,6 @@ import copy
 import csv
 import dataclasses
 import math
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -31,13 +30,13 @@ from softshare.codec import decode
 from softshare.config import CompressConfig
 from softshare.result import final_error
 from softshare.simplify.shrink import shrink
+from softshare.simplify.speed import costs
 from softshare.zoo.experiments import get_experiment, make_task, pretrain_
 
 NAMES = ("lenet-300-100", "lenet-5-caffe")
 WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)
 HARD_FROM = 0.5  # share of the run: without a hard phase, a short run loses its accuracy in quantizing
-BATCHES = (1, 256)
-TIMED_SECONDS, TIMED_MOST = 0.6, 500  # of each network at each batch size; runs
+BATCH = 256  # the larger of the two that are timed; the other is 1
 
 
 @dataclass(frozen=True)
@@ -147,38 +146,19 @@ def timed(
 ) -> list[Row]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    one, many = (medians([copy.deepcopy(m).cpu() for m in networks], images[:n].cpu()) for n in BATCHES)
+    own = costs([copy.deepcopy(m).cpu() for m in networks], (images[:BATCH].cpu(),))
     torch.set_num_threads(before)
     return [
         dataclasses.replace(
             row,
             threads=threads,
-            microseconds_1=1e6 * one[k],
-            microseconds_256=1e6 * many[k],
-            speedup_1=one[0] / one[k],
-            speedup_256=many[0] / many[k],
+            microseconds_1=1e6 * own[k].seconds_for_one,
+            microseconds_256=1e6 * own[k].seconds,
+            speedup_1=own[0].seconds_for_one / own[k].seconds_for_one,
+            speedup_256=own[0].seconds / own[k].seconds,
         )
         for k, row in enumerate(rows, start=1)
     ]
-
-
-def medians(networks: Sequence[nn.Module], batch: Tensor) -> list[float]:  # seconds
-    """The median of many runs in turns, so that other load on the machine affects all networks alike."""
-    taken: list[list[float]] = [[] for _ in networks]
-    for network in networks:
-        clocked(network, batch)
-    until = time.perf_counter() + TIMED_SECONDS * len(networks)
-    while not taken[0] or (time.perf_counter() < until and len(taken[0]) < TIMED_MOST):
-        for network, seconds in zip(networks, taken, strict=True):
-            seconds.append(clocked(network, batch))
-    return [statistics.median(seconds) for seconds in taken]
-
-
-@torch.inference_mode()
-def clocked(network: nn.Module, batch: Tensor) -> float:
-    start = time.perf_counter()
-    network(batch)
-    return time.perf_counter() - start
 
 
 def table(rows: Sequence[Row]) -> Table:

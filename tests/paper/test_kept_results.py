@@ -9,8 +9,13 @@ import pytest
 
 from conftest import CIFAR10
 from paths import ROOT
+from softshare._util.run_folder import MODEL, RESULT
 from softshare.cli import main
+from softshare.codec import decode, encode
+from softshare.config import EncodeConfig
+from softshare.config.stages import upgraded
 from softshare.paper.reproduce import reproduce
+from softshare.paper.verify import find_runs
 from softshare.result import Result
 
 RESULTS = ROOT / "results"
@@ -22,6 +27,16 @@ pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the folder r
 @pytest.mark.slow
 def test_every_kept_file_agrees_with_its_result() -> None:
     assert main(["verify", str(RESULTS), *(["--data", CIFAR10] if CIFAR10 else [])]) == 0
+
+
+@pytest.mark.slow
+def test_every_kept_file_is_what_its_settings_write() -> None:
+    """Old results do not name the younger settings of the writer. `upgraded` says what they meant."""
+    runs = [run for folder in (RESULTS, STUDY) for run in find_runs(folder)]
+    assert len(runs) > 60
+    for run in runs:
+        data, config = (run / MODEL).read_bytes(), upgraded(Result.load(run / RESULT).config)
+        assert encode(decode(data), EncodeConfig(**config["encode"])) == data, run
 
 
 def test_the_pages_are_current() -> None:

@@ -20,12 +20,20 @@ METHODS = {
         "paper-no-hyperpriors",
         "softshare-default",
         "softshare",
-        "softshare-small",
         "softshare-from-scratch",
         "softshare-augmented",
+        "softshare-small-augmented",
         *BASELINES,
     ],
-    "lenet-5-caffe": ["paper", "softshare-default", "softshare", "softshare-small", "softshare-augmented", *BASELINES],
+    "lenet-5-caffe": [
+        "paper",
+        "softshare-default",
+        "softshare",
+        "softshare-small",
+        "softshare-augmented",
+        "softshare-small-augmented",
+        *BASELINES,
+    ],
     "wrn-16-4": [
         "paper",
         "softshare-default",
@@ -34,6 +42,7 @@ METHODS = {
         "softshare-small",
         "softshare-smallest",
     ],
+    "mobile-100k": [],
 }
 
 
@@ -67,11 +76,13 @@ def test_the_papers_are_the_papers() -> None:
 
 def test_the_default_is_what_the_command_line_does() -> None:
     for name, experiment in EXPERIMENTS.items():
+        if not METHODS[name]:
+            continue
         recipe = get_recipe(name, "softshare-default")
         assert (recipe.config, recipe.pretrain) == (experiment.compress, experiment.pretrain)
         assert recipe.task.label_smoothing == experiment.label_smoothing
         before = CompressConfig().override(epochs=30, scaling="paper", zeroing=0.3)  # the defaults of the kept results
-        assert recipe.config in (before, before.override(rest_dtype="float16"))
+        assert recipe.config in (before, before.override(units=2.0), before.override(rest_dtype="float16"))
 
 
 def test_the_name_tells_augmentation_and_training_from_scratch() -> None:
@@ -80,14 +91,20 @@ def test_the_name_tells_augmentation_and_training_from_scratch() -> None:
         assert (r.pretrain is None) == r.method.endswith("-from-scratch")
 
 
-def test_small_is_more_zeroing_and_otherwise_the_same() -> None:
-    for experiment in ("lenet-300-100", "lenet-5-caffe"):
-        ours, small = (get_recipe(experiment, method) for method in ("softshare", "softshare-small"))
+def test_small_has_units_and_otherwise_differs_in_zeroing_alone() -> None:
+    """One is longer, too."""
+    longer = {("lenet-300-100", "softshare-small-augmented"): 90}
+    pairs = [("lenet-5-caffe", "softshare", "softshare-small")]
+    pairs += [(name, "softshare-augmented", "softshare-small-augmented") for name in ("lenet-300-100", "lenet-5-caffe")]
+    for experiment, method, smaller in pairs:
+        ours, small = (get_recipe(experiment, name) for name in (method, smaller))
         assert isinstance(ours.config, CompressConfig)
         assert isinstance(small.config, CompressConfig)
-        assert small.config.retrain.zeroing > ours.config.retrain.zeroing
-        same = ours.config.override(zeroing=small.config.retrain.zeroing)
-        assert dataclasses.replace(ours, method="softshare-small", config=same) == small
+        assert small.config.prior.units > ours.config.prior.units == 0
+        epochs = longer.get((experiment, smaller), ours.config.retrain.epochs)
+        zeroing, units = small.config.retrain.zeroing, small.config.prior.units
+        same = ours.config.override(zeroing=zeroing, units=units, epochs=epochs)
+        assert dataclasses.replace(ours, method=smaller, config=same) == small
 
 
 def test_every_layer_of_a_baseline_has_its_own_setting() -> None:

@@ -232,6 +232,13 @@ def test_stopped_again_and_again_it_gives_the_same(made: Made, tmp_path: Path, m
     assert [path.suffix for path in (tmp_path / "pretrained").iterdir()] == [".safetensors"]
 
 
+def test_the_interval_is_that_of_both_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(Checkpoint, "write", lambda self: written.append(self.path.suffix + self.path.stem[:4]))
+    list(reproduce(NAME, ["softshare"], [1], tmp_path / "a", checkpoints=tmp_path / "p", every=0))
+    assert set(written) == {f".run{NAME[:4]}", ".runretr"}
+
+
 @pytest.mark.slow
 def test_a_method_alone_gives_the_same(made: Made, tmp_path: Path) -> None:
     for method in METHODS:

@@ -192,7 +192,9 @@ def test_published_figures_are_consistent() -> None:
         if row.n_bytes is not None and "another network" not in row.note:
             assert 4 * n_weights[row.experiment] / row.n_bytes == pytest.approx(row.ratio, rel=0.03), row
     for name, experiment in EXPERIMENTS.items():
-        paper, found = experiment.paper, next(r for r in PUBLISHED if r.experiment == name and "the paper" in r.who)
+        if (paper := experiment.paper) is None:
+            continue
+        found = next(r for r in PUBLISHED if r.experiment == name and "the paper" in r.who)
         told = found.error_before, found.error_after, found.nonzero_percent, found.ratio
         assert told == (paper.error_before, paper.error_after, paper.nonzero_percent, paper.ratio)
 

@@ -221,6 +221,23 @@ def test_a_different_error_names_what_was_measured_with(folder: Path) -> None:
     assert only_bad(folder).differences[0].endswith("from the file")
 
 
+def test_other_conditions_are_a_note_and_no_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were named only if the error differed."""
+    threads, now = torch.get_num_threads(), torch.__version__
+    assert [check.conditions for check in verify(folder)] == [(), ()]
+    assert main(["verify", str(folder)]) == 0
+    assert "other conditions" not in capsys.readouterr().out
+    tamper(folder, threads=threads + 1, versions={"torch": "1.0"}, device="H200")
+    first, second = verify(folder)
+    then = ("device H200 then, cpu now", f"threads {threads + 1} then, {threads} now", f"torch 1.0 then, {now} now")
+    assert (first.ok, first.conditions, second.conditions) == (True, then, ())
+    assert main(["verify", str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    said = "; ".join(f"{text} (1 of 2 runs)" for text in then)
+    assert f"measured under other conditions, which may round differently: {said}" in out
+    assert "2 of 2 agree with their results." in out
+
+
 # What cannot be measured
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
+from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100, Mobile100k
 
 
 def n_parameters(model: nn.Module) -> int:
@@ -113,3 +113,19 @@ def test_a_block_without_change_of_shape_adds_to_its_input() -> None:
                 p.zero_()
     x = images(1, 64, 8)
     assert torch.equal(block(x), x)
+
+
+def test_mobile_100k() -> None:
+    """Parameters by hand: each block has three batch norms and three convolutions without biases."""
+    total, n_in = 3 * 9 * 16, 16
+    for n_out, n_blocks in ((16, 4), (32, 4), (48, 3)):
+        for _ in range(n_blocks):
+            n = 4 * n_in
+            total += 2 * n_in + n_in * n + 2 * n + 9 * n + 2 * n + n * n_out
+            n_in = n_out
+    model = Mobile100k().eval()
+    assert n_parameters(model) == total + 2 * 48 + 48 * 10 + 10 == 100_378
+    with torch.no_grad():
+        assert model.blocks(model.conv(images(2, 3, 32))).shape == (2, 48, 8, 8)
+        assert model(images(2, 3, 32)).shape == (2, 10)
+    assert sum(bool(block.adds) for block in model.blocks) == 9

@@ -87,7 +87,7 @@ _NO_HYPERPRIORS = _PAPER.override(
 )
 _SMOOTHED, _AUGMENTED = TaskConfig(label_smoothing=0.05), TaskConfig(augment=True)
 _OURS = EXPERIMENTS["lenet-300-100"].compress.override(components=4, width=0.45, tau=0.05)
-_L300_OURS = _OURS.override(components=3, tau=0.02, zeroing=0.6, epochs=80)
+_L300_OURS = _OURS.override(components=3, tau=0.02, zeroing=0.3, units=3.0, epochs=80)
 _L5_OURS = _OURS.override(components=2, width=0.55, epochs=120)
 _L300, _L5, _WRN = "lenet-300-100", "lenet-5-caffe", "wrn-16-4"
 _WRN_OURS = EXPERIMENTS[_WRN].compress.override(optimizer="sgd", lr_weights=0.01, epochs=40, distill=0.5)
@@ -97,11 +97,17 @@ RECIPES = (
     _recipe(_L300, "paper-no-hyperpriors", _NO_HYPERPRIORS),
     _recipe(_L300, "softshare-default", EXPERIMENTS[_L300].compress, _SMOOTHED),
     _recipe(_L300, "softshare", _L300_OURS, _SMOOTHED),
-    _recipe(_L300, "softshare-small", _L300_OURS.override(zeroing=1.5), _SMOOTHED),
     dataclasses.replace(
         _recipe(_L300, "softshare-from-scratch", _OURS.override(zeroing=0.15, epochs=80), _SMOOTHED), pretrain=None
     ),
     _recipe(_L300, "softshare-augmented", _OURS.override(zeroing=4.0, epochs=60), _AUGMENTED, pretrain_epochs=45),
+    _recipe(
+        _L300,
+        "softshare-small-augmented",
+        _OURS.override(zeroing=2.0, units=2.0, epochs=90),
+        _AUGMENTED,
+        pretrain_epochs=45,
+    ),
     _recipe(
         _L300,
         "deep-compression",
@@ -111,8 +117,15 @@ RECIPES = (
     _recipe(_L5, "paper", _PAPER),
     _recipe(_L5, "softshare-default", EXPERIMENTS[_L5].compress, _SMOOTHED),
     _recipe(_L5, "softshare", _L5_OURS.override(zeroing=2.0), _SMOOTHED),
-    _recipe(_L5, "softshare-small", _L5_OURS.override(zeroing=4.0), _SMOOTHED),
+    _recipe(_L5, "softshare-small", _L5_OURS.override(zeroing=2.0, units=1.5), _SMOOTHED),
     _recipe(_L5, "softshare-augmented", _L5_OURS.override(zeroing=10.0), _AUGMENTED, pretrain_epochs=30),
+    _recipe(
+        _L5,
+        "softshare-small-augmented",
+        _L5_OURS.override(zeroing=8.0, units=1.5),
+        _AUGMENTED,
+        pretrain_epochs=30,
+    ),
     _recipe(
         _L5,
         "deep-compression",

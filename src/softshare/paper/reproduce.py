@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from softshare._util.files import require_writable
-from softshare._util.run_folder import MODEL, RESULT, RETRAINING, output_folder, require_free
+from softshare._util.run_folder import EVERY, MODEL, RESULT, RETRAINING, output_folder, require_free
 from softshare.codec import decode
 from softshare.compressed import Compressed
 from softshare.errors import ConfigError
@@ -51,6 +51,7 @@ def reproduce(
     data: Path | None = None,
     *,
     checkpoints: Path | None = None,
+    every: float = EVERY,
     overwrite: bool = False,
     hooks: Hooks = no_hooks,
     say: Callable[[str], None] = say_nothing,
@@ -59,6 +60,9 @@ def reproduce(
 
     An existing result is kept and returned, unless `overwrite`. Pre-trained networks are read from the folder
     `checkpoints`, if given, and missing ones are saved there.
+
+    A training that was stopped goes on where it was when its checkpoint was written: every so many seconds, and by
+    Ctrl-C and SIGTERM. Rivals begin anew, and so does a pre-training without `checkpoints`.
 
     Everything that can be checked is checked before this returns. Each step of the iterator then trains one method.
     """
@@ -74,7 +78,7 @@ def reproduce(
         require_writable(needed)
     for job in to_make:
         require_free(job.folder, overwrite=True)
-    return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, hooks), say)
+    return _run(jobs, lambda: _Bench(experiment, device, data, checkpoints, every, hooks, say), say)
 
 
 def _require_seeds(seeds: Sequence[int]) -> None:
@@ -128,10 +132,17 @@ class _Bench:
     """Trains and measures one experiment. It keeps the pre-trained networks of the current seed."""
 
     def __init__(
-        self, experiment: str, device: torch.device, data: Path | None, checkpoints: Path | None, hooks: Hooks
+        self,
+        experiment: str,
+        device: torch.device,
+        data: Path | None,
+        checkpoints: Path | None,
+        every: float,
+        hooks: Hooks,
+        say: Callable[[str], None],
     ) -> None:
         self.experiment, self.device, self.data, self.hooks = experiment, device, data, hooks
-        self.checkpoints = checkpoints
+        self.checkpoints, self.every, self.say = checkpoints, every, say
         self.judge = make_task(experiment, "cpu", data=data)
         self.seed: int | None = None
         self.started: dict[Any, tuple[Task, float]] = {}
@@ -140,7 +151,7 @@ class _Bench:
         recipe, title = job.recipe, f"{job.recipe.method}, seed {job.recipe.config.seed}"
         with output_folder(job.folder, overwrite=True, resume=True) as unfinished, _deterministic():
             task, error_before = self.start(recipe)
-            checkpoint = Checkpoint(unfinished / RETRAINING)
+            checkpoint = Checkpoint(unfinished / RETRAINING, self.every, self.say)
             compressed = run_method(task, recipe.config, self.hooks(title), checkpoint)
             compressed.save(unfinished / MODEL)
             result = self.measure(task, compressed, recipe, error_before)
@@ -166,7 +177,7 @@ class _Bench:
         if file and file.exists():
             load_state_(task.model, load_checkpoint(file), str(file))
             return
-        checkpoint = Checkpoint(file.with_suffix(".run")) if file else None
+        checkpoint = Checkpoint(file.with_suffix(".run"), self.every, self.say) if file else None
         pretrain_(task, recipe.pretrain, self.hooks(f"pre-train, seed {recipe.config.seed}"), checkpoint)
         if file and checkpoint:
             save_checkpoint(file, task.model.state_dict())

@@ -30,6 +30,7 @@ SWITCHES: dict[str, Any] = {
     "from_scratch": False,
     "zeroing": 0.0,
     "symmetries": False,
+    "fold_batchnorm": False,
 }
 _NOT_THE_POINT = ("seed", "capture", "backend", "sha256")  # results of one point may differ in these
 

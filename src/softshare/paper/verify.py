@@ -38,6 +38,7 @@ class Check:
     differences: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     metric: Metric = Metric()
+    conditions: tuple[str, ...] = ()  # in which this differs from the recorded measurement: no difference by itself
 
     @property
     def ok(self) -> bool:
@@ -84,16 +85,19 @@ def _check(run: Path, name: str, zoo: _Zoo) -> Check:
     found: dict[str, Any] = {"file_bytes": len(data), **_place(run)}
     problems: list[str] = []
     not_checked: list[str] = []
+    conditions: list[str] = []
     try:
+        conditions = _other_conditions(result, zoo.model(result.experiment))
         measured, not_checked = _measure(data, result, zoo)
         found |= measured
     except SoftShareError as problem:
         problems.append(str(problem))
     for k, v in found.items():
         if not _agree(k, getattr(result, k), v):
-            how = _other_conditions(result, zoo.model(result.experiment)) if k == "error_after" else ""
+            how = f" ({'; '.join(conditions)})" if k == "error_after" and conditions else ""
             problems.append(_difference(k, getattr(result, k), v) + how)
-    return Check(name, len(data), found.get("error_after"), tuple(problems), tuple(not_checked), result.metric)
+    error = found.get("error_after")
+    return Check(name, len(data), error, tuple(problems), tuple(not_checked), result.metric, tuple(conditions))
 
 
 def _place(run: Path) -> dict[str, Any]:
@@ -157,12 +161,11 @@ def _difference(field: str, said: Any, found: Any) -> str:
     return f"{field}: expected {said!r} by the result, got {found!r} from the file"
 
 
-def _other_conditions(result: Result, model: nn.Module) -> str:
+def _other_conditions(result: Result, model: nn.Module) -> list[str]:
     """What may have changed the rounding since the result was measured, where that is recorded."""
     now = {"device": device_name(model), "threads": torch.get_num_threads(), "torch": torch.__version__}
     then = {"device": result.device, "threads": result.threads, "torch": result.versions.get("torch")}
-    other = [f"{name} {then[name]} then, {now[name]} now" for name in now if then[name] not in (None, now[name])]
-    return f" ({'; '.join(other)})" if other else ""
+    return [f"{name} {then[name]} then, {now[name]} now" for name in now if then[name] not in (None, now[name])]
 
 
 def _agree(field: str, said: Any, found: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The paper's experiments as Tasks, with their pre-training."""
+"""The paper's experiments and one more as Tasks, with their pre-training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,15 @@ from torch.nn import functional as F
 from softshare._util.schema import require, require_types
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.errors import ConfigError, NotAvailableError
+from softshare.network.weights import load_state_
 from softshare.task import Task
+from softshare.train.distill import distilled
 from softshare.train.hooks import EpochRecord, Hook
 from softshare.train.phases import Phases
 from softshare.train.resume import Checkpoint
 from softshare.train.retrain import retrain_
 from softshare.zoo.datasets import Augmentation, Batches, Split, load_cifar10, load_mnist
-from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100
+from softshare.zoo.models import WRN164, LeNet5Caffe, LeNet300100, Mobile100k
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ class Experiment:
     batch_size: int
     pretrain: RetrainConfig
     compress: CompressConfig
-    paper: PaperRow
+    paper: PaperRow | None = None
     label_smoothing: float = 0.05  # default of the command line without augmentation; the paper has none
     augmentation: Augmentation = Augmentation(shift=2)
-    always_augmented: bool = False  # as in the paper, whatever TaskConfig.augment says
+    always_augmented: bool = False  # whatever TaskConfig.augment says; the paper does so with CIFAR-10
     mixed_precision: bool = False  # in training on a GPU
+    captured: bool = False  # pre-training on a GPU replays its steps from a graph
+    teacher: str = ""  # the experiment whose network may teach this one in pre-training
 
 
 _COMPRESS = CompressConfig().override(epochs=30, scaling="paper", zeroing=0.3)  # what the kept results were made with
@@ -83,7 +87,7 @@ EXPERIMENTS = {
             make_model=LeNet5Caffe,
             batch_size=256,
             pretrain=RetrainConfig(epochs=10, lr_weights=2e-3),
-            compress=_COMPRESS,
+            compress=_COMPRESS.override(units=2.0),
             paper=PaperRow(0.88, 0.97, 0.5, 162),
         ),
         Experiment(
@@ -99,8 +103,24 @@ EXPERIMENTS = {
             always_augmented=True,
             mixed_precision=True,
         ),
+        Experiment(
+            name="mobile-100k",
+            dataset="CIFAR-10",
+            make_model=Mobile100k,
+            batch_size=128,
+            pretrain=RetrainConfig(epochs=200, optimizer="sgd", lr_weights=0.1, weight_decay=2e-4),
+            compress=_COMPRESS.override(rest_dtype="float16"),
+            label_smoothing=0.0,
+            augmentation=Augmentation(shift=4, mirror=True),
+            always_augmented=True,
+            mixed_precision=True,
+            captured=True,
+            teacher="wrn-16-4",
+        ),
     )
 }
+TAUGHT = 0.9  # share of the loss that is the divergence from a teacher
+TEMPERATURE = 4.0
 
 
 def get_experiment(name: str) -> Experiment:
@@ -155,13 +175,29 @@ def _load(experiment: Experiment, data: Path | None) -> tuple[str, tuple[Split, 
         raise NotAvailableError(f"{experiment.name}: {problem}") from None
 
 
+def taught(task: Task, state: Mapping[str, Tensor], source: str) -> Task:
+    """The task of an experiment with a teacher beside its labels: the network of `Experiment.teacher` in this state."""
+    name = get_experiment(task.name).teacher
+    if not name:
+        raise ConfigError(f"--teacher: expected an experiment that has one, got {task.name}. Leave the option out")
+    teacher = get_experiment(name).make_model()
+    load_state_(teacher, state, source)
+    return distilled(task, teacher, TAUGHT, TEMPERATURE)
+
+
 def pretrain_(
-    task: Task, config: RetrainConfig, hooks: Sequence[Hook] = (), checkpoint: Checkpoint | None = None
+    task: Task,
+    config: RetrainConfig,
+    hooks: Sequence[Hook] = (),
+    checkpoint: Checkpoint | None = None,
+    teacher: str = "",  # what tells a teacher from others, if there is one
 ) -> tuple[EpochRecord, ...]:
     """Train without a prior. With `checkpoint`, a training that was stopped goes on from there."""
     if checkpoint is None:
         return retrain_(task, None, config, hooks)
-    checkpoint.begin([task.name, task.dataset, task.n_examples, pretraining_settings(config), torch.__version__])
+    own = [task.name, task.dataset, task.n_examples, pretraining_settings(config), torch.__version__]
+    device = next(task.model.parameters()).device.type
+    checkpoint.begin([*own, *([teacher] if teacher else [])], device=device)
     with Phases(task, config.looks, hooks, checkpoint=checkpoint) as phases:
         phases.run(config)
     return phases.history

@@ -1,4 +1,4 @@
-"""The paper's three networks (section 5), exactly."""
+"""The paper's three networks (section 5), exactly, and a small modern one."""
 
 from __future__ import annotations
 
@@ -66,6 +66,47 @@ class WRN164(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(256)
         self.fc = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn(self.blocks(self.conv(x))))
+        logits: Tensor = self.fc(torch.mean(out, dim=(2, 3)))
+        return logits
+
+
+class _InvertedBlock(nn.Module):
+    """BN-ReLU-conv three times: to more channels, each place of each channel by itself, and back to few channels."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        n = expansion * n_in
+        self.bn1, self.expand = nn.BatchNorm2d(n_in), nn.Conv2d(n_in, n, 1, bias=False)
+        self.bn2, self.depthwise = nn.BatchNorm2d(n), nn.Conv2d(n, n, 3, stride, padding=1, groups=n, bias=False)
+        self.bn3, self.project = nn.BatchNorm2d(n), nn.Conv2d(n, n_out, 1, bias=False)
+        self.adds = n_in == n_out and stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.depthwise(F.relu(self.bn2(self.expand(F.relu(self.bn1(x))))))
+        result: Tensor = self.project(F.relu(self.bn3(out)))
+        return result + x if self.adds else result
+
+
+class Mobile100k(nn.Module):
+    """Inverted residual blocks (MobileNetV2) for 32 x 32 colour images; 100,378 parameters."""
+
+    STAGES = ((16, 1, 4), (32, 2, 4), (48, 2, 3))  # channels, stride of the first block, blocks
+
+    def __init__(self) -> None:
+        super().__init__()
+        n_in = self.STAGES[0][0]
+        self.conv = nn.Conv2d(3, n_in, 3, padding=1, bias=False)
+        blocks = []
+        for n_out, stride, n_blocks in self.STAGES:
+            for k in range(n_blocks):
+                blocks.append(_InvertedBlock(n_in, n_out, stride if k == 0 else 1, expansion=4))
+                n_in = n_out
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(n_in)
+        self.fc = nn.Linear(n_in, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn(self.blocks(self.conv(x))))
