@@ -64,6 +64,7 @@ lock: $(TOOLS_READY)  ## Write locks/ anew from pyproject.toml; with UPGRADE=--u
 	$(COMPILE) --no-emit-package triton pyproject.toml --constraint locks/dev.txt --extra report --group build --output-file locks/demo.txt
 	$(COMPILE) pyproject.toml --constraint locks/dev.txt --extra docs --output-file locks/docs.txt
 	$(COMPILE) --constraint locks/dev.txt --group tools --output-file locks/tools.txt
+	echo uv | $(COMPILE) --constraint locks/tools.txt - --output-file locks/uv.txt
 
 audit: $(TOOLS_READY)  ## Look up every locked version in the database of known vulnerabilities
 	$(BIN)/python .ci/audit.py locks/*.txt

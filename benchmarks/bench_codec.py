@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from softshare.quantization.description_length import entropy_bits
 from softshare.quantization.quantized import QuantizedWeights
 
 HERE = Path(__file__).parent
+KEPT = HERE.parent / "results" / "wrn-16-4"  # convolutions with real local structure
 HAN_LIMIT = 10_000_000  # weights: 'han' is slow
 PEAK_FROM = 10_000_000  # weights: memory is measured from here on
 CPUS = os.cpu_count() or 1
@@ -49,9 +51,9 @@ def own_rows(case: cases.Case, weights: QuantizedWeights, blank: Row, budget: Bu
 
 
 def own_row(weights: QuantizedWeights, codec: Codec, threads: int, blank: Row, budget: Budget) -> Row:
-    config = EncodeConfig(codec=codec)
-    data, encoding = timed(lambda: encode(weights, config, threads=threads), budget)
-    decoded, decoding = timed(lambda: decode(data, threads=threads), budget)
+    config, clock = EncodeConfig(codec=codec), time.process_time if threads == 1 else time.perf_counter
+    data, encoding = timed(lambda: encode(weights, config, threads=threads), budget, clock)
+    decoded, decoding = timed(lambda: decode(data, threads=threads), budget, clock)
     same = all(torch.equal(a.indices, b.indices) for a, b in zip(weights.shared, decoded.shared, strict=True))
     if not same:
         raise SystemExit(f"{blank.case}: {codec} does not decode to what was coded")
@@ -59,7 +61,7 @@ def own_row(weights: QuantizedWeights, codec: Codec, threads: int, blank: Row, b
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.sws"
         path.write_bytes(data)
-        _, loading = timed(lambda: load(path, threads=threads), budget)
+        _, loading = timed(lambda: load(path, threads=threads), budget, clock)
     peaks = memory.peaks(weights, data, config, threads) if weights.n_shared >= PEAK_FROM else (None, None)
     return dataclasses.replace(
         blank,
@@ -71,7 +73,8 @@ def own_row(weights: QuantizedWeights, codec: Codec, threads: int, blank: Row, b
         load=loading,
         encode_peak_mib=peaks[0],
         decode_peak_mib=peaks[1],
-        note=f"whole file, {inspect(data).overhead_bytes} bytes of it header, names, codebook and checksum",
+        note=f"whole file, {inspect(data).overhead_bytes} bytes of it header, names, codebook and checksum"
+        + ("; processor time" if threads == 1 else ""),
     )
 
 
@@ -84,13 +87,13 @@ def rival_rows(case: cases.Case, weights: QuantizedWeights, blank: Row, budget: 
         except rivals.SkippedError as reason:
             skipped(case.name, name, reason)
             continue
-        coded, encoding = timed(rival.encode, budget)
-        decoded, decoding = timed(lambda rival=rival, coded=coded: rival.decode(coded), budget)  # type: ignore[misc]
+        coded, encoding = timed(rival.encode, budget, time.process_time)
+        decoded, decoding = timed(lambda rival=rival, coded=coded: rival.decode(coded), budget, time.process_time)  # type: ignore[misc]
         if not rival.same(decoded):
             raise SystemExit(f"{case.name}: {name} does not decode to what was coded")
         n_bytes = rival.n_bytes(coded)
         yield dataclasses.replace(
-            blank, method=name, n_bytes=n_bytes, encode=encoding, decode=decoding, note=rival.note
+            blank, method=name, n_bytes=n_bytes, encode=encoding, decode=decoding, note=f"{rival.note}; processor time"
         )
 
 
@@ -135,7 +138,8 @@ def run_nncodec(paths: list[Path], python: str | None, quick: bool, results: Res
         for message in messages:
             console.print(f"[yellow]{message}")
         if rows:
-            console.print(table(f"{rows[0].case}: bytes at an error not above our file's", rows))
+            what = "without loss" if rows[0].error is None else "bytes at an error not above our file's"
+            console.print(table(f"{rows[0].case}: {what}", rows))
 
 
 def main() -> None:
@@ -153,6 +157,7 @@ def main() -> None:
     paths = options.networks or sorted((HERE / "networks").glob("*.sws"))
     if not paths:
         console.print(f"[yellow]no networks: give .sws files, or put them in {HERE.name}/networks")
+    torch.set_num_threads(1)
     results = Results[Row](options.out)
     console.print(f"run {results.run_id}, {CPUS} processors, rows appended to {options.out}")
 
@@ -160,13 +165,16 @@ def main() -> None:
     for codec in ("adaptive", "han"):
         decode(encode(warm_up, EncodeConfig(codec=codec), threads=1), threads=1)
     gc.freeze()  # garbage collection before each measurement skips imported and compiled code
+    kept = [] if options.networks or options.quick else sorted(KEPT.glob("softshare-*/seed-0/model.sws"))
     todo = (
-        [cases.network(path) for path in paths] + cases.small(options.quick) + ([] if options.quick else cases.large())
+        [cases.network(path) for path in [*paths, *kept]]
+        + cases.small(options.quick)
+        + ([] if options.quick else cases.large())
     )
     for case in todo:
         if options.only in case.name:
             run_case(case, results, QUICK if options.quick else Budget())
-    wanted = [path for path in paths if options.only in cases.network_name(path)]
+    wanted = [path for path in [*paths, *kept] if options.only in cases.network_name(path)]
     run_nncodec(wanted, options.nncodec_python or os.environ.get("SOFTSHARE_NNCODEC_PYTHON"), options.quick, results)
 
 

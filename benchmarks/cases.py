@@ -36,6 +36,8 @@ class Case:
 
 
 def network_name(path: Path) -> str:
+    if path.parent.name.startswith("seed-"):  # a kept result: results/EXPERIMENT/METHOD/seed-N/model.sws
+        return f"{path.parents[2].name}-{path.parents[1].name}"
     return path.parent.name if path.stem == "model" else path.stem
 
 

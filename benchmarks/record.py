@@ -55,7 +55,9 @@ class Budget:
     most: int = 15
 
 
-def timed(function: Callable[[], Out], budget: Budget) -> tuple[Out, Timing]:
+def timed(
+    function: Callable[[], Out], budget: Budget, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Out, Timing]:
     seconds: list[float] = []
     out: list[Out] = []
     gc.collect()
@@ -64,9 +66,9 @@ def timed(function: Callable[[], Out], budget: Budget) -> tuple[Out, Timing]:
         and (len(seconds) < budget.least or (sum(seconds) < budget.seconds and len(seconds) < budget.most))
     ):
         out.clear()  # the previous result must not add to the memory of the next run
-        start = time.perf_counter()
+        start = clock()
         out.append(function())
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return out[0], Timing.of(seconds)
 
 
@@ -125,6 +127,7 @@ class RunRow:
 
 
 AnyRow = TypeVar("AnyRow", Row, RunRow)
+RUN_ID = "SOFTSHARE_RUN_ID"  # in the environment: the id of a run that several scripts share
 TIMINGS = ("encode", "decode", "load")
 PACKAGES = ("numpy", "numba", "torch", "softshare", "constriction", "zstandard")
 COLUMNS = [
@@ -144,8 +147,7 @@ class Results(Generic[AnyRow]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[AnyRow] = []
-        now = datetime.now(UTC)
-        self.run_id = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+        self.run_id = os.environ.get(RUN_ID) or new_run_id()
         self._constant: dict[str, object] = {"run_id": self.run_id, "cpu": cpu_name(), "cpu_count": os.cpu_count() or 1}
         self._constant |= {"python": platform.python_version()}
         self._constant |= {name: _version(name) for name in (*PACKAGES, "triton")}
@@ -154,6 +156,10 @@ class Results(Generic[AnyRow]):
     def append(self, row: AnyRow) -> None:
         self.rows.append(row)
         _write(self.path, [row.cells() | self._constant | {"date": datetime.now(UTC).isoformat(timespec="seconds")}])
+
+
+def new_run_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
 def merge(source: Path, target: Path) -> int:
@@ -190,7 +196,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
         writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)

@@ -60,7 +60,7 @@ def main() -> None:
     first, _, last = options.seeds.partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
     with options.out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
         for row in rows(options.experiment, options.device, seeds, options.ways.split(";")):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -19,3 +21,9 @@ settings.load_profile("softshare")
 
 # What lies on the developer's disk is no part of a test, but for the kept results of CIFAR-10.
 CIFAR10 = os.environ.pop("SOFTSHARE_DATA", None)
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's file may put its folder on Python's path. The next test, and its processes, must not find it there."""
+    monkeypatch.setattr(sys, "path", list(sys.path))

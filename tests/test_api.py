@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import html
 import io
 import pickle
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_the_test_data_give_the_final_figures() -> None:
         ((3,), {}, r"expected a softshare\.Task or a torch\.nn\.Module, got int"),
         ((network(), []), {}, "missing a required argument: 'val_loader'"),
         ((network(), [], []), {"tau": 1}, "unexpected keyword argument 'tau'"),
+        (
+            (network(), *loaders()),
+            {"loss": nn.MSELoss(), "config": {"tau": 1}},
+            r"expected a softshare\.CompressConfig",
+        ),
+        (
+            (network(), *loaders()),
+            {"loss": nn.MSELoss(), "hooks": [print]},
+            r"hooks: expected a list of softshare\.Hook",
+        ),
+        ((network(), *loaders()), {"loss": nn.MSELoss(), "hooks": ss.Hook()}, r"hooks: expected a list"),
     ],
 )
 def test_a_wrong_call_says_how_to_call(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
@@ -119,7 +131,7 @@ def test_a_layer_without_weights_is_said(compressed: ss.Compressed) -> None:
     html = ruined._repr_html_()
     assert html is not None
     for text in (ruined.summary(), html):
-        assert "0.weight: all of its weights are 0" in text
+        assert "0.weight is all zero" in text
 
 
 def test_names_from_a_task_cannot_write_html() -> None:
@@ -246,4 +258,5 @@ def test_what_quantized_weights_say_of_themselves() -> None:
     assert found.original_bytes == 2 * n
     assert found.ratio == 2 * n / len(found.data)
     assert repr(found).startswith(f"<FittedWeights: {len(found.data)} bytes, ")
+    assert found._repr_html_() == f"<pre>{html.escape(found.summary())}</pre>"
     assert f"{2 * n} bytes, {n} weights" in found.summary()

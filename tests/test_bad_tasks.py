@@ -100,6 +100,19 @@ def test_a_failure_names_the_function_the_epoch_and_the_batch(changes: dict[str,
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_loss_of_outputs_and_targets_says_what_to_call() -> None:
+    """`Task.loss` gets the network and a batch. A loss of torch is refused at once, and another says what it gets."""
+    for own in (nn.CrossEntropyLoss(), F.cross_entropy):
+        with pytest.raises(ConfigError, match=r"For a loss of outputs and targets, use Task\.from_loaders"):
+            make_task(loss=own)
+
+    def twice(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * F.cross_entropy(outputs, targets)
+
+    with pytest.raises(TaskError, match=r"must be Tensor, not Sequential\. It is called with the network and a batch$"):
+        ss.compress(make_task(loss=twice), CONFIG, target=None)
+
+
 def test_a_failure_of_the_outputs() -> None:
     task = make_task(outputs=From(3, lambda model, batch: model(batch[0]), fails, training=True))
     with pytest.raises(TaskError, match=r"^Task\.outputs failed in epoch 1, batch 3: KeyError: 'label'$"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def compressed(name: str, folder: Path, bits: float = 6) -> Compressed:
     model = make_model().eval()
     ss.load_into_(model, folder / "model.sws")
     return model, folder / "model.sws", make_data(8)[0]
+
+
+@pytest.mark.slow
+def test_torch_says_nothing_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its exporter warns that torchvision is not installed, which no network of ours needs."""
+    ss.export_onnx(nn.Linear(3, 2), (torch.randn(4, 3),), tmp_path / "model.onnx")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_loss_that_is_a_vector() -> None:
     assert prior.neg_log_prior().dim() == 0
     with pytest.raises(ConfigError, match="mean loss over the batch as a 0-d tensor, got shape \\(16,\\)"):
         retrain_(task(reduction="none"), None, ss.RetrainConfig(epochs=1))
+
+
+def test_loss_that_is_complex() -> None:
+    plain = task()
+    odd = dataclasses.replace(plain, loss=lambda model, batch: 1j * plain.loss(model, batch))
+    with pytest.raises(ConfigError, match=r"Task\.loss in epoch 1, batch 1: expected the mean loss.*complex64"):
+        retrain_(odd, None, ss.RetrainConfig(epochs=1))
 
 
 def test_return_inside_the_layer_loop() -> None:

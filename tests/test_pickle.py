@@ -83,6 +83,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "MaxBytes": lambda: ss.MaxBytes(4000),
     "MaxError": lambda: ss.MaxError(1.5),
     "MaxErrorIncrease": lambda: ss.MaxErrorIncrease(0.5),
+    "MaxMacs": lambda: ss.MaxMacs(0.5),
     "MergeConfig": ss.MergeConfig,
     "Metric": lambda: ss.Metric("PSNR", "dB", True),
     "Mixture": lambda: ss.Mixture(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 1.0]), torch.zeros(2)),

@@ -200,7 +200,7 @@ def test_the_error_is_that_of_the_rounded_rest() -> None:
     task = make_task()
     full, _ = measured(task)
     half, out = measured(task, "float16")
-    state = {t.name: t.dense() for t in out.quantized.shared} | out.quantized.rest
+    state = {t.name: t.dense() for t in out.quantized.shared} | dict(out.quantized.rest)
     rounded = {k: v.half().float() if v.is_floating_point() else v for k, v in state.items()}  # as the codebook is
     expected = net().eval()
     expected.load_state_dict(rounded)

@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 OUTSIDE = {
     "benchmarks.md": "benchmarks/README.md",
     "examples.md": "examples/README.md",
+    "decoder-c.md": "decoders/c/README.md",
+    "javascript.md": "decoders/js/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     from softshare.datafree.compress_weights import compress_weights as compress_weights  # another name of quantize
     from softshare.errors import SoftShareError
     from softshare.export import export_onnx, load_sparse
+    from softshare.integrations.pretrained import from_pretrained, save_pretrained
     from softshare.loaders import task_from_loaders as task_from_loaders  # for `Task.from_loaders`
     from softshare.network.batchnorm import reestimate_batch_norm_
     from softshare.prior.mixture import Mixture
     from softshare.prior.prior import MixturePrior
+    from softshare.report.quantized_page import write_quantized_report as write_quantized_report  # for `FittedWeights`
     from softshare.result import Result, measure
     from softshare.simplify.shrink import shrink
-    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, MaxMacs, Outcome, WithinNoise
     from softshare.task import Metric, Task
     from softshare.train.hard import hard_step
     from softshare.train.hooks import EpochRecord, Hook
@@ -69,13 +71,15 @@ _HOMES = {
     "softshare.datafree.compress_weights": ("FittedWeights", "compress_weights", "quantize"),
     "softshare.errors": ("SoftShareError",),
     "softshare.export": ("export_onnx", "load_sparse"),
+    "softshare.integrations.pretrained": ("from_pretrained", "save_pretrained"),
     "softshare.loaders": ("task_from_loaders",),
     "softshare.network.batchnorm": ("reestimate_batch_norm_",),
     "softshare.prior.mixture": ("Mixture",),
     "softshare.prior.prior": ("MixturePrior",),
+    "softshare.report.quantized_page": ("write_quantized_report",),
     "softshare.result": ("Result", "measure"),
     "softshare.simplify.shrink": ("shrink",),
-    "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "Outcome", "WithinNoise"),
+    "softshare.target.limits": ("MaxBytes", "MaxError", "MaxErrorIncrease", "MaxMacs", "Outcome", "WithinNoise"),
     "softshare.task": ("Metric", "Task"),
     "softshare.train.hard": ("hard_step",),
     "softshare.train.hooks": ("EpochRecord", "Hook"),
@@ -99,6 +103,7 @@ __all__ = [
     "MaxBytes",
     "MaxError",
     "MaxErrorIncrease",
+    "MaxMacs",
     "MergeConfig",
     "Metric",
     "Mixture",
@@ -114,6 +119,7 @@ __all__ = [
     "WithinNoise",
     "compress",
     "export_onnx",
+    "from_pretrained",
     "hard_step",
     "inspect",
     "load",
@@ -123,6 +129,7 @@ __all__ = [
     "quantize",
     "reestimate_batch_norm_",
     "save",
+    "save_pretrained",
     "shrink",
 ]
 

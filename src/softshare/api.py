@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from softshare import route
 from softshare._util.printable import printable
 from softshare._util.run_folder import FRAMES, HISTORY, MODEL, PRETRAINED, RESULT
-from softshare.compressed import Compressed, dead_layers
+from softshare._util.work_stages import shows_progress
+from softshare.compressed import Compressed, dead_messages
 from softshare.config import CompressConfig
 from softshare.datafree.compress_weights import FittedWeights
+from softshare.distributed.group import world
 from softshare.errors import ConfigError
 from softshare.network.checkpoint import save_checkpoint
+from softshare.report.draw.classifier import kept_classifier
 from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.write import write_report
@@ -30,7 +33,7 @@ from softshare.summary import as_html, as_text, in_a_line
 from softshare.target.limits import Target
 from softshare.task import Task
 from softshare.train.hooks import Hook
-from softshare.train.progress import CsvLog, ProgressBar, shows_progress
+from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.resume import Checkpoint
 from softshare.train.spared import Spared, spared
 
@@ -54,6 +57,7 @@ def compress(
     *,
     target: Target | None = route.DEFAULT,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    distributed: route.Distributed | None = None,
     quiet: bool = False,
 ) -> Compressed: ...
 
@@ -72,6 +76,7 @@ def compress(
     hooks: Sequence[Hook] = (),
     target: Target | None = route.DEFAULT,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    distributed: route.Distributed | None = None,
     quiet: bool = False,
 ) -> Compressed: ...
 
@@ -103,8 +108,9 @@ def compress(*args: Any, **kwargs: Any) -> Compressed:
         higher_is_better: of a metric that is a function.
         config: the settings. Few networks need other than the defaults.
         hooks: what to do during training.
-        target: `MaxBytes`, `MaxError`, `MaxErrorIncrease`, `WithinNoise` or None.
+        target: `MaxBytes`, `MaxError`, `MaxErrorIncrease`, `MaxMacs`, `WithinNoise` or None.
         checkpoint: a file for a run that may be stopped.
+        distributed: for a script that torchrun starts: 'replicate' trains by DDP, 'shard' by FSDP2.
         quiet: show no progress. It is shown only in a terminal or a notebook.
 
     Returns:
@@ -131,12 +137,13 @@ def _of_network(
     hooks: Sequence[Hook] = (),
     target: Target | None = route.DEFAULT,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    distributed: route.Distributed | None = None,
     quiet: bool = False,
 ) -> Compressed:
     task = Task.from_loaders(
         model, train_loader, val_loader, loss, metric, test_loader=test_loader, higher_is_better=higher_is_better
     )
-    return _of_task(task, config, hooks, target=target, checkpoint=checkpoint, quiet=quiet)
+    return _of_task(task, config, hooks, target=target, checkpoint=checkpoint, distributed=distributed, quiet=quiet)
 
 
 def _of_task(
@@ -146,17 +153,28 @@ def _of_task(
     *,
     target: Target | None = route.DEFAULT,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    distributed: route.Distributed | None = None,
     quiet: bool = False,
 ) -> Compressed:
     if not isinstance(task, Task):
         raise ConfigError(f"compress: expected a softshare.Task or a torch.nn.Module, got {type(task).__name__}")
+    if not isinstance(config, CompressConfig | None):
+        advice = "Make one: CompressConfig().override(tau=0.01)"
+        raise ConfigError(f"config: expected a softshare.CompressConfig, got {type(config).__name__}. {advice}")
+    if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
+        raise ConfigError(f"hooks: expected a list of softshare.Hook, got {hooks!r}")
     config = config or CompressConfig()
     console = Console(stderr=True, emoji=False)
     shown = console if shows_progress(console) and not quiet else Console(quiet=True, force_terminal=False)
     with tempfile.TemporaryDirectory() as folder:
         film = FrameLog(Path(folder, FRAMES), task.metric, "look" if config.retrain.epochs is None else "epoch")
-        watching = [Spared(ProgressBar("retrain", shown, task.metric)), Spared(film)]
-        compressed = route.compress(task, config, [*watching, *hooks], target=target, checkpoint=checkpoint)
+        watching: list[Hook] = [Spared(ProgressBar("retrain", shown, task.metric)), Spared(film)]
+        if distributed and not world().is_first:  # the first process speaks
+            watching = [Hook(), Hook()]  # in their places, for a checkpoint
+        all_hooks = [*watching, *hooks]
+        compressed = route.compress(
+            task, config, all_hooks, target=target, checkpoint=checkpoint, distributed=distributed
+        )
         compressed = replace(compressed, record=_record(task, compressed, config, film))
     if compressed.record:
         for hook in hooks:
@@ -169,7 +187,7 @@ def _record(task: Task, compressed: Compressed, config: CompressConfig, film: Fr
     before: dict[str, Tensor] = {}
     with spared("the film for the report"):
         filters, state = kept_filters(task.model, compressed), task.model.state_dict()
-        film.finish(compressed.mixtures, filters)
+        film.finish(compressed.mixtures, filters, kept_classifier(task))
         before = {name: state[name].detach().cpu().clone() for name in filters}
     with spared("the final measurement", then="The network is kept, without a result"):
         result = measure(task, compressed, config)
@@ -207,13 +225,13 @@ def line_of(compressed: Compressed) -> str:
 
 def summary_of(compressed: Compressed) -> str:
     text = as_text(compressed.record.result) if compressed.record else line_of(compressed)
-    return "\n".join([text, *map(printable, dead_layers(compressed))])
+    return "\n".join([text, *map(printable, dead_messages(compressed))])
 
 
 def html_of(compressed: Compressed) -> str | None:
     if compressed.record is None:
         return None
-    dead = "".join(f"<p><b>{escape(printable(text))}</b></p>" for text in dead_layers(compressed))
+    dead = "".join(f"<p><b>{escape(printable(text))}</b></p>" for text in dead_messages(compressed))
     return as_html(compressed.record.result) + dead
 
 
@@ -233,5 +251,4 @@ def write_report_of(compressed: Compressed, folder: str | os.PathLike[str]) -> P
         for line in compressed.history:
             log.on_epoch(line)
         log.on_end()
-        page, *_ = write_report(run, Path(folder))
-    return page
+        return write_report(run, Path(folder)).page

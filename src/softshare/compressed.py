@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softshare._util.words import listed
 from softshare.codec import decode, encode, save
 from softshare.codec.shared_section import rounded_codebook
 from softshare.config import CompressConfig, EncodeConfig, MergeConfig
+from softshare.distributed.group import ALONE, Group
 from softshare.prior.mixture import Mixture
 from softshare.prior.prior import MixturePrior
 from softshare.quantization.assignment import quantize
 from softshare.quantization.merge import merge_groups, spread
 from softshare.quantization.quantized import QuantizedWeights
-from softshare.simplify.symmetries import Moved, simplify
+from softshare.simplify.changes import Changes, changed
+from softshare.simplify.symmetries import Moved
 from softshare.target.limits import Outcome
 from softshare.train.hooks import EpochRecord
 
@@ -38,6 +41,9 @@ class Compressed:
     messages: tuple[str, ...] = field(default=(), repr=False)  # what simplifying and the target changed
     moved: Mapping[str, Moved] = field(default_factory=dict, repr=False)  # units that the file has elsewhere
     outcome: Outcome | None = None  # what became of the network and the target; None without a task
+    counted: str = "epoch"  # or look: what the records of the history are
+    with_units: bool = False  # whether a prior over whole units was used: then the network may be shrunk
+    group: Group = field(default=ALONE, repr=False)  # that encodes together: then all must call what makes bytes
     record: Any = field(default=None, repr=False)  # the measured result and the film, if `softshare.compress` made it
 
     def __repr__(self) -> str:
@@ -79,39 +85,78 @@ class Compressed:
         return softshare.write_report_of(self, folder)
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file."""
-        return encode(self.quantized, self.config)
+        """The bytes of the file.
+
+        Returns:
+            What `save` writes.
+        """
+        return encode(self.quantized, self.config, group=self.group)
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write the file, whole or not at all, and return its size in bytes."""
-        return save(self.quantized, path, self.config)
+        """Write the file, whole or not at all:
+
+            compressed.save("model.sws")
+
+        If the weights are sharded, every process must call this, and the first one writes.
+
+        Args:
+            path: of the file, which is replaced if it exists.
+
+        Returns:
+            The size of the file in bytes.
+        """
+        return save(self.quantized, path, self.config, group=self.group)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state dict that the file decodes to, found by encoding and decoding it."""
+        """The state dict that the file decodes to, found by encoding and decoding it.
+
+        Returns:
+            Each tensor by its name.
+        """
         named = dataclasses.replace(self.config, names="keep")  # a file without names has the same values
-        return decode(encode(self.quantized, named), max_bytes=None).state_dict()
+        return decode(encode(self.quantized, named, group=self.group), max_bytes=None).state_dict()
 
     def in_place(self, name: str) -> Tensor:
-        """A shared tensor with the values of the file, in the network's order of units."""
+        """A shared tensor with the values of the file, in the network's order of units.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            The tensor, dense.
+        """
         found = next(t for t in self.quantized.shared if t.name == name)
         values = torch.from_numpy(rounded_codebook(found, self.config).values)
         return self.moved.get(name, Moved()).back(dataclasses.replace(found, codebook=values).dense())
 
 
-def dead_layers(compressed: Compressed) -> list[str]:
-    """A message for each matrix that has lost all of its weights: its output no longer depends on its input."""
-    dead = [t.name for t in compressed.quantized.shared if len(t.shape) > 1 and t.indices.numel() and not t.n_nonzero]
-    lines = []
-    for name in dead:
-        alive = [record.epoch for record in compressed.history if record.density.get(name)]
-        runs = sum(
-            math.isnan(record.task_loss) for record in compressed.history
-        )  # each starts with a record of its own
-        since = f" after epoch {alive[-1]}" if alive and runs == 1 else ""
-        lines.append(
-            f"{name}: all of its weights are 0{since}, so nothing passes through it; lower tau, zeroing or zero_mixing"
-        )
-    return lines
+def dead_layers(compressed: Compressed, spared: Collection[str] = ()) -> list[str]:
+    """Which matrices have lost all of their weights: their output no longer depends on their input.
+
+    One sentence for all that lost the last weight at the same time. Those in `spared` may be 0.
+    """
+    # Each run starts with a record of its own.
+    records = compressed.history if sum(math.isnan(r.task_loss) for r in compressed.history) == 1 else ()
+    dead: dict[str, list[str]] = {}
+    for t in compressed.quantized.shared:
+        if len(t.shape) > 1 and t.indices.numel() and not t.n_nonzero and t.name not in spared:
+            alive = [k for k, record in enumerate(records) if record.density.get(t.name, 1)]
+            zero = records[alive[-1] + 1 if alive else 0 :]
+            dead.setdefault(f" since {compressed.counted} {zero[0].epoch}" if zero else "", []).append(t.name)
+    return [
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} all zero{since}: nothing passes through "
+        f"{'it' if len(names) == 1 else 'them'}."
+        for since, names in dead.items()
+    ]
+
+
+REVIVE = "To keep such layers, lower tau, zeroing or zero_mixing."
+
+
+def dead_messages(compressed: Compressed) -> list[str]:
+    """What `dead_layers` says, and what to do about it."""
+    lines = dead_layers(compressed)
+    return [*lines, *([REVIVE] if lines else [])]
 
 
 def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False) -> Compressed:
@@ -131,19 +176,12 @@ def quantize_prior(prior: MixturePrior, config: MergeConfig, hard: bool = False)
         mixtures |= dict.fromkeys(names, merged)
         values |= dict.fromkeys(names, spread(merged.mean, groups))
     quantized = quantize(view, before, values) if hard else quantize(view, mixtures)
-    return Compressed(quantized, mixtures, view.state_dict())
+    return Compressed(quantized, mixtures, view.state_dict(), group=view.group)
 
 
-def simplified(
-    model: nn.Module, compressed: Compressed, config: CompressConfig, broken: Mapping[str, str] | None = None
-) -> Compressed:
-    """The network as it will be written: by `config.encode` and, with `symmetries`, its units in the best order.
-
-    The units of `broken` layers stay where they are; the values are the reasons.
-    """
-    if not config.simplify.symmetries:
-        return dataclasses.replace(compressed, config=config.encode)
-    quantized, messages, moved = simplify(model, compressed.quantized, config.encode, broken)
+def simplified(model: nn.Module, compressed: Compressed, config: CompressConfig, changes: Changes) -> Compressed:
+    """The network as it will be written: by `config.encode`, and with these changes."""
+    quantized, messages, moved, _ = changed(model, compressed.quantized, config.encode, changes)
     return dataclasses.replace(
         compressed, quantized=quantized, config=config.encode, messages=tuple(messages), moved=moved
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
 
     shapes: Any = {name: dims(t) for name, t in by_name.items()} or [dims(t) for t in in_order]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _silent("torch.onnx"):
             warnings.simplefilter("ignore")  # torch's exporter warns about its own parts
             # Not optimized: that would fold batch norm into the weights, which would no longer be the quantized ones.
             program = torch.onnx.export(
@@ -96,6 +98,18 @@ def _onnx(model: nn.Module, in_order: tuple[Tensor, ...], by_name: dict[str, Ten
         raise ModelError("torch.onnx.export returned nothing for this network")
     data: bytes = program.model_proto.SerializeToString()
     return data
+
+
+@contextlib.contextmanager
+def _silent(logger: str) -> Iterator[None]:
+    """Without what it logs below an error, such as that torchvision is not installed."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -141,6 +155,7 @@ def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = MAX_BYT
         The tensors by name, on the CPU.
     """
     quantized = decode(read_bytes(path), max_bytes=max_bytes)
+    quantized.require_whole()
     state = {name: _sparse(t) if isinstance(t, QuantizedTensor) else t for name, t in quantized.tensors.items()}
     return state | {alias: state[name] for alias, name in quantized.tied.items()}
 

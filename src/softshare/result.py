@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,10 +26,14 @@ from softshare.errors import ConfigError, FormatError
 from softshare.network.weights import load_state_
 from softshare.network.wrapped import copied, unwrapped
 from softshare.quantization.description_length import complexity_bits, entropy_bits
-from softshare.quantization.quantized import QuantizedWeights
+from softshare.quantization.quantized import QuantizedTensor, QuantizedWeights
+from softshare.simplify.shrink import shrink
+from softshare.simplify.speed import Speed, speed_of
 from softshare.task import Metric, Task, examples_in, require_mean_loss
+from softshare.train.first_look import first_call
 from softshare.train.noise import noise_of
 from softshare.train.retrain import seeded
+from softshare.train.spared import spared
 
 SCHEMA = 1
 MOST_CHARACTERS = 1000  # of a name in a result
@@ -66,6 +71,7 @@ class Result:
     others: dict[str, Any] | None = None  # what else the task measures: name -> [before, after]
     noise: float | None = None  # standard error of `error_before`; older results do not have it
     threads: int | None = None  # of torch on the CPU; older results do not say
+    speed: Speed | None = None  # of the shrunk network, if there was a prior over units; older results do not have it
     command: str | None = None  # as it was typed, quoted for a shell; None if the run was started from Python
 
     def __post_init__(self) -> None:
@@ -100,15 +106,18 @@ class Result:
         _require_outcome(self.outcome)
 
     def to_json(self) -> str:
+        """The text of `result.json`."""
         known = math.isfinite(self.error_bits)
         values = to_plain(self if known else dataclasses.replace(self, error_bits=0.0))
         return json.dumps(values if known else {**values, "error_bits": None}, indent=2) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, whole or not at all."""
         write_atomic(path, self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read a `result.json`, whoever wrote it."""
         data = read_bytes(path)
         try:
             values = read_json(data)
@@ -141,7 +150,7 @@ def _require_outcome(outcome: dict[str, Any] | None) -> None:
     for name in ("limit", "reached", "before", "after", "noise"):
         value = outcome.get(name)
         require(value is None or _is_number(value), f"result.outcome.{name}", "a number or null", value)
-    for name in ("met", "kept"):
+    for name in ("met", "kept", "broken", "guessed"):
         require(isinstance(outcome.get(name, True), bool), f"result.outcome.{name}", "true or false", outcome.get(name))
 
 
@@ -211,9 +220,23 @@ def measure(
         error_bits=train_loss * task.n_examples / math.log(2),
         metric=task.metric,
         others=other_measures(task, before, after),
+        speed=_speed(task, model) if compressed.with_units else None,
         noise=noise,
         **facts_of(compressed, config, model, data, decoded),
     )
+
+
+def _speed(task: Task, model: nn.Module) -> Speed | None:
+    """Of the network without the units that do nothing, on the first batch. None, with a message, if that fails."""
+    with spared("the timing of the shrunk network", then="The result has no times"):
+        model = copied(model).eval()
+        with torch.no_grad(), seeded(model, 0), first_call(model) as call, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about units that stay
+            task.loss(model, next(batches(task.train)))
+            args, kwargs = call
+            inputs = kwargs if kwargs and not args else args
+            return speed_of(model, shrink(model, inputs=inputs), inputs)
+    return None
 
 
 def facts_of(
@@ -225,13 +248,13 @@ def facts_of(
 ) -> dict[str, Any]:
     """What a result says without any data: about the file, the network, the run and this machine."""
     han_bytes = len(encode(decoded, dataclasses.replace(config.encode, codec="han")))
-    stored = [p for name, p in model.named_parameters() if name not in compressed.quantized.dropped]
-    n_weights = sum(p.numel() for p in stored)
+    stored = {name: p for name, p in model.named_parameters() if name not in compressed.quantized.dropped}
+    n_weights = sum(p.numel() for p in stored.values())
     return {
         "schema": SCHEMA,
         "seed": config.seed,
         "n_weights": n_weights,
-        "n_nonzero": sum(int(p.count_nonzero()) for p in stored),
+        "n_nonzero": sum(_n_nonzero(t) for name, t in decoded.items() if name in stored),
         "n_components": decoded.n_components,
         "file_bytes": len(data),
         "ratio": 4 * n_weights / len(data),
@@ -246,6 +269,10 @@ def facts_of(
         "config": config.to_dict(),
         "outcome": compressed.outcome.to_dict() if compressed.outcome else None,
     }
+
+
+def _n_nonzero(tensor: QuantizedTensor | Tensor) -> int:
+    return int((tensor if isinstance(tensor, Tensor) else tensor.dense()).count_nonzero())
 
 
 def _noise(task: Task, compressed: Compressed, before: float) -> float | None:

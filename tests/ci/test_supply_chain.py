@@ -43,7 +43,7 @@ def test_every_package_but_torch_has_hashes_and_no_place_is_named(path: Path) ->
 
 
 def test_the_locks_agree_with_each_other() -> None:
-    assert [path.stem for path in LOCKS] == ["demo", "dev", "docs", "run", "tools", "torch"]
+    assert [path.stem for path in LOCKS] == ["demo", "dev", "docs", "run", "tools", "torch", "uv"]
     versions: dict[str, set[str]] = {}
     for path in LOCKS:
         for (name, marker), values in pins(path).items():
@@ -79,6 +79,25 @@ def test_make_installs_by_hash() -> None:
     ]
 
 
+def test_other_installs_are_by_hash() -> None:
+    """Those of CI and of the Dockerfile, but for torch, the package itself, and the jobs that try other versions."""
+    ci, docker = ((ROOT / name).read_text() for name in (".github/workflows/ci.yml", "Dockerfile"))
+    lines = re.findall(r"^.*pip install.*$", ci + docker, re.MULTILINE)
+    free = [line for line in lines if "--require-hashes" not in line]
+    tried = [line for line in free if "install: uv pip install --system --" in line and "'.[dev]'" in line]
+    assert len(tried) == 2  # the lowest and the newest versions
+    torch = [line for line in free if "locks/torch.txt" in line or line.strip().startswith('pip="')]
+    own = [line for line in free if "--no-deps dist/*.whl" in line or "--no-build-isolation /softshare" in line]
+    comments = [line for line in free if line.lstrip().startswith("#")]
+    assert sorted(free) == sorted(tried + torch + own + comments)
+    assert sum("locks/uv.txt" in line for line in lines) == 2
+
+
+def test_new_versions_are_proposed_for_all_that_is_installed() -> None:
+    configured = (ROOT / ".github/dependabot.yml").read_text()
+    assert re.findall(r"package-ecosystem: (\S+)", configured) == ["pip", "github-actions", "docker"]
+
+
 def test_the_audit_names_what_is_known() -> None:
     report = script("audit").report
     good = {"name": "good", "version": "1", "vulns": []}
@@ -107,3 +126,28 @@ def test_the_bill_names_the_wheel(tmp_path: Path) -> None:
     assert root["hashes"][0]["content"].startswith("ba599261")
     assert "somewhere" not in str(found)
     assert found["dependencies"] == [{"ref": "root", "dependsOn": ["a"]}]
+
+
+def test_the_dockerfile_installs_what_make_demo_installs() -> None:
+    """The same locks in the same order, under the same conditions, from a context that has them."""
+    docker, makefile = ((ROOT / name).read_text() for name in ("Dockerfile", "Makefile"))
+    recipe = re.search(r"^\$\(DEMO_READY\):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    locked = re.search(r"^LOCKED := .* install (.*)$", makefile, re.MULTILINE)
+    assert locked is not None
+    by_make = re.findall(
+        r"(?:\$\(LOCKED\)|pip install) (.*)", recipe[1].replace("$(LOCKED)", f"pip install {locked[1]}")
+    )
+    by_docker = re.findall(r"uv pip install (.*?)(?: \\| && .*|$)", docker, re.MULTILINE)
+    own = {"--quiet", "--system", "--no-cache", "--torch-backend", "cpu", "--editable", ".", "/softshare"}
+    wanted = [[word for word in line.split() if word not in own] for line in by_make]
+    assert [
+        [word.replace("/locks/", "locks/") for word in line.split() if word not in own] for line in by_docker
+    ] == wanted
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = ["src", "pyproject.toml", project["readme"], *project["license-files"]]
+    links = [link.resolve().relative_to(ROOT) for link in (ROOT / "src").rglob("*") if link.is_symlink()]
+    copied = re.findall(r"locks/\w+\.txt", docker)
+    assert {Path(path).parts[0] for path in (*needed, *links, *copied)} <= sent
+    assert all((ROOT / path).exists() for path in copied)

@@ -55,9 +55,11 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f" {name} [OPTIONS]" in usage
         assert len(described.strip().splitlines()[0]) > 20  # says what it does
         assert all(len(line) <= 80 for line in text.splitlines())
+        assert not re.search("<bool>|<list|range>", text)  # a flag takes no value, and a value has a plain name
     assert run("--help") == 0
     text = capsys.readouterr().out
     assert re.findall(r"│ (\w+) +[A-Z]", text.partition("Commands")[2]) == NAMES
+    assert "<bool>" not in text
     assert run("-h") == 0
     assert capsys.readouterr().out == text
 

@@ -50,7 +50,8 @@ def test_a_row_for_each_tensor() -> None:
         ["overhead", "1,012", "8.2%"],  # 12,345 - 10,000 - 125 - 1,200 - 8
         ["file", "235,801", "0.419", "12,345"],  # 8 * 12,345 / 235,801
         ["Shared weights that are not 0: 8,500 of 235,500 (3.6%)."],
-        ["Tensors marked 'kept' are stored as they were."],
+        ["In float32 the values take 943,204 bytes: the file is 76.4 times smaller."],  # 4 * 235,801
+        ["Tensors marked 'kept' are stored as they were. Their values do not count as shared weights."],
     ]
     assert len({len(line) for line in lines[1:7]}) == 1  # numbers are to the right
 
@@ -110,12 +111,25 @@ def test_a_repeated_block_is_one_row_with_sums_and_means() -> None:
         ["overhead", "390", "39.0%"],
         ["file", "310", "25.806", "1,000"],
         ["Shared weights that are not 0: 65 of 310 (21.0%)."],
+        ["In float32 the values take 1,240 bytes: the file is 1.2 times smaller."],
         ["x3 means 3 tensors: bytes and share are sums, non-zero and bits means."],
         ["To see each tensor: softshare inspect FILE --verbose"],
     ]
     each = rows(render(file_table(info, "m.sws", 80, unfold=True)))
     assert [row[0] for row in each[2:5]] == [f"layers.{k}.weight" for k in range(3)]
     assert [row[5] for row in each[2:5]] == ["100", "200", "300"]
+
+
+def test_names_of_tensors_that_are_stored_once() -> None:
+    stored = TensorInfo("embedding.weight", "shared", (2, 2), 4, 1, 2, 3)
+    tied = dict.fromkeys(("head.weight", "b", "c", "d\x1b[31m", "e"), "embedding.weight")
+    one = render(file_table(FileInfo(1, "han", 60, (stored,), tied={"head.weight": "embedding.weight"}), "m.sws", 80))
+    assert "Stored once: head.weight is embedding.weight." in one
+    lines = render(file_table(FileInfo(1, "han", 60, (stored,), tied=tied), "m.sws", 80))
+    assert lines[-1] == (
+        "Stored once: head.weight is embedding.weight, b is embedding.weight, c is embedding.weight, and 2 more, which "
+        "--json lists."
+    )
 
 
 def test_a_matrix_without_weights_is_red() -> None:

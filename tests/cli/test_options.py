@@ -60,7 +60,7 @@ def compress_help() -> str:
 def test_every_field_is_an_option_with_its_help_choices_and_default(compress_help: str) -> None:
     for field in FIELDS:
         hint = HINTS[field.name]
-        kind = rf"--no-{flag_of(field.name)[2:]} \S+" if hint is bool else r"\S+"
+        kind = f"--no-{flag_of(field.name)[2:]}" if hint is bool else r"\S+"
         expected = f"{flag_of(field.name)} {kind} {re.escape(HELP[field.name])}"
         if typing.get_origin(hint) is Literal:
             expected += f" One of: {', '.join(typing.get_args(hint))}\\."
@@ -103,8 +103,8 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "--method table --sample-one-in 3 "
         "--steps 900 --epochs 7 --tau 0 --scaling paper --tau-warmup 0.0 --lr-weights 1e-9 "
         "--optimizer sgd --weight-decay 0.5 --schedule constant --hard-from 0.25 --zeroing 0 --distill 1 "
-        "--seed -3 --capture --merge-threshold 2 --no-symmetries "
-        "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none"
+        "--seed -3 --capture --merge-threshold 2 --no-symmetries --fold-batchnorm "
+        "--codec han --codebook-dtype bfloat16 --rest-dtype float16 --names none --speed fastest --no-compact"
     )
     overrides = overrides_of(*args.split())
     assert overrides == {
@@ -137,10 +137,13 @@ def test_numbers_choices_and_switches_come_through() -> None:
         "capture": True,
         "merge_threshold": 2.0,
         "symmetries": False,
+        "fold_batchnorm": True,
         "codec": "han",
         "codebook_dtype": "bfloat16",
         "rest_dtype": "float16",
         "names": "none",
+        "speed": "fastest",
+        "compact": False,
     }
     others = {"mixing_prior", "zero_precision_prior", "free_precision_prior", "rules"}
     assert set(overrides) == {f.name for f in FIELDS} - others

@@ -40,6 +40,19 @@ def test_verify_a_run_of_a_users_task(
     assert run("verify", "missing") == 2
 
 
+def test_the_interval_of_the_checkpoints_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def reproduce(*_: object, every: float, **__: object) -> list[object]:
+        given.append(every)
+        return []
+
+    monkeypatch.setattr("softshare.paper.reproduce.reproduce", reproduce)
+    for option in ([], ["--checkpoint-every", 7]):
+        assert run("reproduce", "lenet-300-100", "--out", tmp_path, *option) == 0
+    assert given == [60, 7]
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for args, message in (
         (["reproduce", "lenet-300-100", "--seeds", "0,one", "--out", tmp_path], "--seeds: expected whole numbers"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from cli_runs import RUN_FILES, Refusals, contents, result_of, run, tiny_experiment, write_task
+from cli_runs import RUN_FILES, Refusals, contents, result_of, run, tiny_experiment, write_task, write_trained_task
 from softshare._util import files
 from softshare.errors import ConfigError
 from softshare.report.frames import Frames
@@ -38,7 +38,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             raise ConfigError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}")
         return write(path, data)
 
-    for module in ("report.frames", "network.checkpoint", "codec.container", "result"):
+    for module in ("report.frames", "network.checkpoint", "codec.encoding", "result"):
         monkeypatch.setattr(f"softshare.{module}.write_atomic", full)
 
 
@@ -262,3 +262,36 @@ def test_output_that_is_cut_off_is_no_error(finished: Path) -> None:
     assert shown.stderr.read() == ""
     shown.stderr.close()
     assert shown.wait() == 0
+
+
+# The exit status
+
+
+def test_a_broken_network_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where any loss is allowed. A loss that the user allowed is none of the command's business."""
+    spec = write_trained_task(tmp_path)
+    assert run("compress", spec, "--no-limit", "--steps", 200, "--out", tmp_path / "mild") == 0
+    assert result_of(tmp_path / "mild")["outcome"]["broken"] is False
+    assert run("compress", spec, "--no-limit", "--steps", 200, "--tau", 1e4, "--out", tmp_path / "broken") == 4
+    assert result_of(tmp_path / "broken")["outcome"]["broken"] is True
+    assert "The network is broken." in capsys.readouterr().out
+
+
+def test_a_loss_on_the_test_data_has_a_status_of_its_own(tmp_path: Path) -> None:
+    """The validation data see nothing of it."""
+    spec = write_trained_task(tmp_path)
+    (tmp_path / "trained.py").write_text(
+        (tmp_path / "trained.py").read_text()
+        + """
+
+import dataclasses
+make = task
+
+
+def task():
+    own = make()
+    return dataclasses.replace(own, test=lambda m: 2.0 if m is own.model else 30.0, noise=lambda m: 1.0)
+"""
+    )
+    assert run("compress", spec, "--steps", 40, "--out", tmp_path / "strict") == 4
+    assert run("compress", spec, "--steps", 40, "--max-bytes", 5000, "--out", tmp_path / "small") == 0

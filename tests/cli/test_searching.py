@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from cli_runs import run, tiny_experiment, write_task
+from softshare.cli.stopping import AGAIN_TO_GO_ON
 from softshare.config import CompressConfig, Gamma, RetrainConfig
 from softshare.result import Result
 from softshare.zoo import experiments
@@ -79,6 +82,38 @@ def test_an_experiment(
     capsys.readouterr()
     assert run("verify", tmp_path / "s" / "front") == 0  # it measures the same bytes and test errors
     assert "could not be measured" not in capsys.readouterr().out
+
+
+def test_a_pre_training_that_was_stopped_goes_on(
+    mnist: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began anew. The trials must start from the network of a study that was never stopped."""
+    long = dataclasses.replace(experiments.EXPERIMENTS[mnist].pretrain, epochs=4)
+    monkeypatch.setitem(
+        experiments.EXPERIMENTS, mnist, dataclasses.replace(experiments.EXPERIMENTS[mnist], pretrain=long)
+    )
+    monkeypatch.setattr("softshare.tune.search._Search.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    seen: list[tuple[int, int]] = []
+
+    def begun(name: str, stops_at: tuple[int, int] = (0, 0)) -> int:
+        def on_step(hook: object, epoch: int, step: int) -> None:
+            seen.append((epoch, step))
+            if (epoch, step) == stops_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        seen.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("softshare.train.progress.ProgressBar.on_step", on_step)
+            assert run("tune", mnist, "--out", tmp_path / name, "--device", "cpu") == 128 + signal.SIGTERM
+        return len(seen)
+
+    whole, file, checkpoint = begun("whole"), "pretrained.safetensors", tmp_path / "s" / "pretraining.run"
+    first = begun("s", (3, 1))
+    assert f"the run is kept in {checkpoint}. {AGAIN_TO_GO_ON}" in capsys.readouterr().err
+    assert checkpoint.exists()
+    assert first + begun("s") == whole
+    assert not checkpoint.exists()
+    assert (tmp_path / "s" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from softshare.cli.training import _recorded_pretraining
 from softshare.config import CompressConfig
 from softshare.config.text import HINTS, from_toml
 from softshare.result import Result
-from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, WithinNoise
+from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, MaxMacs, Outcome, WithinNoise
 from softshare.task import Metric
 from softshare.zoo import experiments
 
@@ -54,7 +54,7 @@ def test_config_prints_every_preset_as_toml(capsys: pytest.CaptureFixture[str]) 
         assert list(found) == [setting for setting in HINTS if setting in found or setting != "steps"]
         assert ("steps" in found) == (found["epochs"] is None)  # one of them is the length
         assert CompressConfig().override(**found) == preset_config(name)
-    assert PRESETS == ("default", "paper", "lenet-300-100", "lenet-5-caffe", "wrn-16-4")
+    assert PRESETS == ("default", "paper", "lenet-300-100", "lenet-5-caffe", "wrn-16-4", "mobile-100k")
     assert run("config") == 0
     assert CompressConfig().override(**from_toml(capsys.readouterr().out, "default")) == CompressConfig()
     assert preset_config("paper") == CompressConfig.paper()
@@ -90,7 +90,7 @@ def test_the_length_that_an_option_names_replaces_that_of_the_file(
 
 def test_the_recorded_target(finished: Path) -> None:
     result = Result.load(finished / "result.json")
-    for target in (None, WithinNoise(), MaxBytes(9), MaxError(2.5), MaxErrorIncrease(0.5)):
+    for target in (None, WithinNoise(), MaxBytes(9), MaxError(2.5), MaxErrorIncrease(0.5), MaxMacs(0.5)):
         outcome = Outcome(target, Metric(), 1.0, 1.0, 0.1, 9.0, 8).to_dict()
         assert recorded_target(dataclasses.replace(result, outcome=json.loads(json.dumps(outcome)))) == target
     old = {"target": {"max_error": 2.5}, "limit": 2.5, "reached": 2.0, "met": True}
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, refused: Refusals) -> No
     (tmp_path / "image.toml").write_bytes(b"\x89PNG")
     (tmp_path / "other.json").write_text("{}")
     for source, naming in (
-        ("papers", "expected a file or a preset (default, paper, lenet-300-100, lenet-5-caffe, wrn-16-4)"),
+        ("papers", "expected a file or a preset (default, paper, lenet-300-100, lenet-5-caffe, wrn-16-4, mobile-100k)"),
         (tmp_path / "missing.toml", f"there is no file {tmp_path / 'missing.toml'}"),
         (tmp_path / "bad.toml", f"{tmp_path / 'bad.toml'}: tau: expected a number, got 'x'"),
         (tmp_path / "image.toml", f"{tmp_path / 'image.toml'} is not a TOML file"),

@@ -15,6 +15,7 @@ from softshare._util.words import duration, sizes
 from softshare.cli.console import SafeConsole
 from softshare.cli.summary import NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, result_panel
 from softshare.result import Result
+from softshare.simplify.speed import Speed
 from softshare.task import Metric
 from softshare.verdict import verdict
 
@@ -57,6 +58,13 @@ def test_its_colour_is_the_fate(noise: float | None, after: float, colour: str) 
     ("target", "limit", "reached", "metric", "text"),
     [
         ({"kind": "MaxBytes"}, 12_000, 12_345, Metric(), "target  at most 12,000 bytes, reached 12,345 bytes"),
+        (
+            {"kind": "MaxMacs"},
+            0.5,
+            0.481,
+            Metric("F1", "", True),
+            "target  at most 50.0% of the multiply-adds",
+        ),
         ({"kind": "MaxError"}, 2.0, 1.9, Metric(), "target  at most 2.00%, reached 1.90% on validation data"),
         ({"kind": "MaxErrorIncrease"}, 0.5, 0.4, Metric("F1", "", True), "target  at least 0.5, reached 0.4 on vali"),
         ({"kind": "WithinNoise"}, 2.0, 1.9, Metric(), ""),
@@ -90,10 +98,19 @@ def test_other_measures_and_odd_names() -> None:
     assert "org/net" in panel(dataclasses.replace(result, experiment="org/net"))
 
 
+def test_a_network_that_can_be_shrunk_says_what_that_saves() -> None:
+    result = dataclasses.replace(RESULT, speed=Speed(1000, 250, 900, 23, ()))
+    assert "shrunk  needs 2.56% of the multiply-adds (softshare export --shrunk)" in panel(result)
+
+
 def test_a_dead_layer_is_red_and_many_are_few_lines() -> None:
-    dead = [f"layers.{k}.weight: all of its weights are 0" for k in range(10)]
+    dead = [f"layers.{k}.weight is all zero." for k in range(10)]
     lines = panel(RESULT, dead)
-    assert [line for line in lines if "layers" in line] == [*dead[:3], "... and 7 more layers"]
+    assert [line for line in lines if "layers" in line] == [
+        *dead[:3],
+        "... and 7 more layers.",
+        "To keep such layers, lower tau, zeroing or zero_mixing.",
+    ]
     file = io.StringIO()
     console = SafeConsole(width=80, file=file, force_terminal=True, color_system="standard")
     console.print(result_panel(RESULT, verdict(RESULT), 1.0, dead))
@@ -107,6 +124,17 @@ def test_what_to_do_next() -> None:
         "Load it in Python:        softshare.load_into_(model, 'my runs/a/model.sws')",
     ]
     assert len(after_a_file(Path("m.sws")).plain.splitlines()) == 2
+    assert after_a_file(Path("d.sws"), Path("a b.pt")).plain.endswith("load_into_(model, 'd.sws', base='a b.pt')")
+
+
+def test_what_batches_have_shown_is_said() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    fitted = ss.quantize(model, bits=4, calibrate=[torch.randn(256, 64)])
+    lines = render(checkpoint_panel(fitted, Path("m.pt"), 2.0))
+    assert "Only the outputs on the batches were measured" in " ".join(lines)
+    assert fitted.output_error is not None
+    assert f"outputs  off by {100 * fitted.output_error:.2g}% on the batches" in lines
 
 
 def test_a_checkpoint_has_its_size_and_its_ratio_before_and_after() -> None:
@@ -123,9 +151,12 @@ def test_a_checkpoint_has_its_size_and_its_ratio_before_and_after() -> None:
 
 def test_a_file_that_is_larger_says_so() -> None:
     assert sizes(100, 40) == "100 -> 40 (2.5 times smaller)"
+    assert sizes(70_000, 50) == "70,000 -> 50 (1,400.0 times smaller)"
     assert sizes(100, 150) == "100 -> 150 (1.5 times larger)"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (99.4, "99 s"), (150, "2 min"), (7200, "2.0 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (99.4, "99 s"), (100, "2 min"), (5990, "1 h 40 min"), (7199, "2 h 0 min")]
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

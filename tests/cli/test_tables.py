@@ -4,8 +4,7 @@ import dataclasses
 import io
 import re
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from cli_results import RESULT
 from softshare.cli.tables import account_table, check_table, front_table, result_table
@@ -15,7 +14,7 @@ from softshare.tune.trials import Row
 from softshare.zoo.experiments import PaperRow
 
 
-def render(table: Table, width: int = 80) -> str:
+def render(table: RenderableType, width: int = 80) -> str:
     file = io.StringIO()
     Console(width=width, file=file).print(table)
     text = file.getvalue()
@@ -114,3 +113,12 @@ def test_checks_of_one_metric_and_of_several() -> None:
         "error 1.50%",
         "loss 0.25",
     ]
+
+
+def test_a_title_that_is_wider_than_its_table_is_not_broken() -> None:
+    folder = "results/lenet-300-100/softshare-default/of-another-day"
+    check = Check("a", 10, 1.5, not_checked=("error: the data are not in the package. Give their folder by --data",))
+    for text in (render(check_table([check], folder)), render(front_table([], folder, Metric()))):
+        assert text.splitlines()[0].rstrip() == folder
+    notes = render(check_table([check], folder)).splitlines()[-1]
+    assert notes.rstrip() == "not checked: error: the data are not in the package. Give their folder by --data"

@@ -36,7 +36,13 @@ def test_options_of_an_experiment_that_are_wrong(tmp_path: Path, refused: Refusa
     out = "--out", tmp_path / "run"
     for command in ("pretrain", "compress"):
         refused(command, "lenet-300-100", *out, "--label-smoothing", 1, naming="label_smoothing: expected")
-        refused(command, "wrn-16-4", *out, "--no-augment", naming=["--no-augment", "always augmented, as in the paper"])
+        refused(
+            command,
+            "wrn-16-4",
+            *out,
+            "--no-augment",
+            naming=["--no-augment", "always augmented, as in the paper"],
+        )
 
 
 def test_a_users_task_takes_no_options_of_an_experiment(tmp_path: Path, refused: Refusals) -> None:

@@ -68,7 +68,7 @@ EVERY_OPTION = CompressConfig(
         seed=-5,
     ),
     merge=MergeConfig(merge_threshold=0.0),
-    simplify=SimplifyConfig(symmetries=False),
+    simplify=SimplifyConfig(symmetries=False, fold_batchnorm=True),
     encode=EncodeConfig(codec="han", rest_dtype="bfloat16"),
 )
 
@@ -114,6 +114,7 @@ def test_the_paper_configuration_has_nothing_past_the_paper_but_a_warm_up() -> N
     assert paper.retrain.tau_warmup == 0.6
     assert (paper.retrain.optimizer, paper.retrain.weight_decay) == ("adam", 0)
     assert not paper.simplify.symmetries
+    assert not paper.simplify.fold_batchnorm
 
 
 def test_all_stages_have_defaults() -> None:
@@ -227,6 +228,14 @@ def test_settings_of_version_3_count_epochs_and_weigh_tau_as_the_paper() -> None
     paper = CompressConfig.paper().to_dict()
     retrain = {name: value for name, value in paper["retrain"].items() if name not in ("steps", "scaling")}
     assert CompressConfig.from_dict({**paper, "version": 3, "retrain": retrain}) == CompressConfig.paper()
+
+
+def test_a_result_from_before_the_compact_form_means_a_file_without_it() -> None:
+    """So that a run from the recorded settings writes the bytes that are recorded beside them."""
+    recorded = CompressConfig().to_dict()
+    encode = {name: value for name, value in recorded["encode"].items() if name not in ("speed", "compact")}
+    assert CompressConfig.from_dict({**recorded, "encode": encode}) == CompressConfig().override(compact=False)
+    assert CompressConfig.from_dict(recorded).encode.compact
 
 
 # The length of a run, and what tau is divided by

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paths import ROOT
+from softshare._util.run_folder import MODEL, RESULT
+from softshare.cli import main
+from softshare.codec import decode
+from softshare.config import EncodeConfig
+from softshare.result import Result
 
 pytestmark = pytest.mark.slow
 
@@ -41,3 +49,21 @@ def test_random_trials(tmp_path: Path) -> None:
         assert {name: float(row[name]) for name in ("tau", "width", "lr_means")} == pytest.approx(
             {name: float(before[name]) for name in ("tau", "width", "lr_means")}
         )
+
+
+def test_rewrite_results(tmp_path: Path) -> None:
+    """A file of version 1 gets the compact form, and its result says so. A second time changes nothing."""
+    kept = ROOT / "docs/tuning/front/trial-0021"
+    run = tmp_path / "results" / "lenet-300-100"
+    shutil.copytree(kept, run)
+    for _ in range(2):
+        command = [sys.executable, str(ROOT / "experiments/rewrite_results.py"), str(tmp_path / "results")]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True, timeout=600)
+        data, result, old = (run / MODEL).read_bytes(), Result.load(run / RESULT), Result.load(kept / RESULT)
+        assert len(data) == result.file_bytes < old.file_bytes
+        assert result.ratio == 4 * old.n_weights / len(data)
+        assert result.config["encode"] == dataclasses.asdict(EncodeConfig())
+        before, after = decode((kept / MODEL).read_bytes()).state_dict(), decode(data).state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert main(["verify", str(tmp_path / "results")]) == 0

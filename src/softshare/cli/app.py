@@ -14,26 +14,48 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import softshare
 from softshare._util.user_code import failed, user_frames
 from softshare.cli.checkpoints import quantize
 from softshare.cli.console import console
+from softshare.cli.decompressing import decompress
 from softshare.cli.options import with_config_options, with_file_options
-from softshare.cli.reading import decompress, evaluate, export, inspect
+from softshare.cli.reading import evaluate, export, inspect
 from softshare.cli.records import report, reproduce, results, verify
 from softshare.cli.searching import tune
 from softshare.cli.settings import config
 from softshare.cli.start import init
-from softshare.cli.stopping import stopping
+from softshare.cli.stopping import interrupts, stopping
 from softshare.cli.streams import lasting_streams
 from softshare.cli.training import compress, demo, pretrain
 from softshare.errors import SoftShareError, TaskError
 
 MOST_CHARACTERS = 4000  # of a message, which may list the names of a file
 
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_values(super().get_params(ctx))
+
+
+class _Commands(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_values(super().get_params(ctx))
+
+
+def _without_values(parameters: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help must not show one, as in `--overwrite <bool>`."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
 app = typer.Typer(
     name="softshare",
+    cls=_Commands,
     help="Compress a trained PyTorch network to a file that is many times smaller and loads back. The network is "
     "retrained under a mixture prior that is learned over its weights, then quantized and encoded.",
     epilog="Start with: softshare demo",
@@ -71,7 +93,7 @@ def _own_status(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            with stopping():  # commands that keep something say what
+            with stopping(), interrupts():  # commands that keep something say what
                 command(*args, **kwargs)
         except Exception:
             raise
@@ -82,7 +104,7 @@ def _own_status(command: Callable[..., None]) -> Callable[..., None]:
 
 
 for command in COMMANDS:
-    app.command()(_own_status(command))
+    app.command(cls=_Command)(_own_status(command))
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from softshare._util.printable import printable, shorten
+from softshare._util.words import times
 from softshare.cli.folding import Row, folded, unfolded
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1000  # of a table; `inspect --json` lists all tensors
 MOST_CHARACTERS, MOST_OF_SHAPE = 200, 40  # of a name and of a shape, which come from a file
 COLUMNS = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
+MOST_TIED = 3  # names that a note lists
 GAP = "  "
 
 
@@ -49,8 +52,11 @@ def _cells(row: Row, file_bytes: int) -> list[str]:
     least, most = (pick(t.n_components for t in row.tensors) for pick in (min, max))
     components = "kept" if first.kind == "rest" else str(most) if least == most else f"{least}-{most}"
     bits = f"{8 * row.n_bytes / row.n:.3f}" if row.n else "-"
-    name = shorten(printable(row.name), MOST_CHARACTERS)
-    return [name, shape, nonzero, components, bits, f"{row.n_bytes:,}", _percent(row.n_bytes, file_bytes)]
+    return [_short(row.name), shape, nonzero, components, bits, f"{row.n_bytes:,}", _percent(row.n_bytes, file_bytes)]
+
+
+def _short(name: str) -> str:
+    return shorten(printable(name), MOST_CHARACTERS)
 
 
 def _percent(part: int, whole: int | None) -> str:
@@ -81,8 +87,17 @@ def _notes(info: FileInfo, rows: list[Row]) -> list[str]:
     n, nonzero = sum(t.n or 0 for t in shared), sum(t.n_nonzero or 0 for t in shared)
     of = f" of {n:,} ({_percent(nonzero, n)})" if n else ""
     notes = [f"Shared weights that are not 0: {nonzero:,}{of}."]
+    if values := sum(t.n or 0 for t in info.tensors):
+        how = times(4 * values, info.file_bytes)
+        notes.append(f"In float32 the values take {4 * values:,} bytes: the file is {how}.")
+    if info.tied:
+        pairs = [f"{_short(name)} is {_short(stored)}" for name, stored in islice(info.tied.items(), MOST_TIED)]
+        more = len(info.tied) - len(pairs)
+        notes.append(f"Stored once: {', '.join(pairs)}{f', and {more:,} more, which --json lists' if more else ''}.")
+    if info.base:
+        notes.append(f"Differences from the checkpoint with the SHA-256 {info.base}.")
     if len(shared) < len(info.tensors):
-        notes.append("Tensors marked 'kept' are stored as they were.")
+        notes.append("Tensors marked 'kept' are stored as they were. Their values do not count as shared weights.")
     if several := [len(row.tensors) for row in rows if len(row.tensors) > 1]:
         notes.append(f"x{several[0]} means {several[0]} tensors: bytes and share are sums, non-zero and bits means.")
         notes.append("To see each tensor: softshare inspect FILE --verbose")

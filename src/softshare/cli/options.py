@@ -83,7 +83,9 @@ def _parameter(field: dataclasses.Field[Any], help: str, panel: str) -> inspect.
         help=f"{help}{choices}{default}",
         rich_help_panel=None if field.name in FIRST else panel,
         show_default=False,
-        metavar=next((f"<{k.__name__}>" for k in (int, float) if k in typing.get_args(hint)), None),
+        metavar="RULE"
+        if field.name == "rules"
+        else next((f"<{k.__name__}>" for k in (int, float) if k in typing.get_args(hint)), None),
     )
     annotation = Annotated[list[str] | None, option] if field.name == "rules" else Annotated[kind | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,4 +1,4 @@
-"""The commands that read an .sws file: `softshare inspect`, `decompress`, `evaluate` and `export`."""
+"""The commands that read an .sws file: `softshare inspect`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def inspect(
 ) -> None:
     """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
-    The command reads only headers and decodes nothing. Tensors of one shape whose names differ only in numbers share a
-    row. The table shows the first 1000 rows, and the last 200 characters of a name. JSON has all tensors.
+    The command reads only headers. Only a small compact file is decoded. Tensors of one shape whose names differ only
+    in numbers share a row. The table shows the first 1000 rows, and the last 200 characters of a name. JSON has all
+    tensors.
     """
     from softshare.codec import inspect as inspect_file
 
@@ -48,49 +49,6 @@ def inspect(
         typer.echo(json.dumps(info.to_dict(), indent=2))
     else:
         out.print(file_table(info, str(file), out.width, unfold=verbose), soft_wrap=True)
-
-
-def decompress(
-    file: Annotated[Path, typer.Argument(help="An .sws file.")],
-    target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
-    max_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Refuse a file whose tensors need more than this many bytes, each tied name counted. Default: 4 GiB, "
-            "and 2^30 steps of work (about 10 seconds) plus 128 for each byte of the file. A larger number allows more "
-            "work in proportion.",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="The network, as an experiment or FILE.py:make_task. A file without names needs it, and so does "
-            "--batch-norm."
-        ),
-    ] = None,
-    batch_norm: BatchNormOption = False,
-    data: DataOption = None,
-    overwrite: OverwriteOption = False,
-) -> None:
-    """Decode a file and write its tensors as safetensors."""
-    from softshare._util.files import require_plain
-    from softshare.codec import MAX_BYTES, load
-    from softshare.network.checkpoint import save_checkpoint
-
-    if require_plain(target) is not None and not overwrite:
-        raise ConfigError(f"{target} already exists. Give --overwrite or another name")
-    if batch_norm and task is None:
-        raise ConfigError("--batch-norm: expected --task as well, because a file holds no network and no data")
-    if data and not task:
-        raise ConfigError("--data has an effect only with --task. Give --task, or leave --data out")
-    loaded = load_task(task, "auto", 0, TaskOptions(data)) if task else None
-    state = load(file, like=loaded.model if loaded else None, max_bytes=MAX_BYTES if max_bytes is None else max_bytes)
-    if loaded and batch_norm:
-        _load_into_(loaded, file, batch_norm)
-        state = {name: loaded.model.state_dict()[name] for name in state}
-    save_checkpoint(target, state)
-    out.print(f"Wrote {len(state)} tensors to {target}.")
 
 
 def evaluate(
@@ -138,7 +96,7 @@ def evaluate(
             f"expected a task that is judged by {result.metric.label!r}, as in result.json, got {metric.label!r}. Give "
             "the task of the run with --task"
         )
-    _load_into_(loaded, run / MODEL, batch_norm)
+    load_into_task(loaded, run / MODEL, batch_norm)
     error = final_error(loaded, loaded.model)
     n_bytes = (run / MODEL).stat().st_size
     # With other batch-norm statistics it is another network than the one that the validation data have judged.
@@ -194,7 +152,7 @@ def export(
     input of the network is the batch, or its first item. If the batch is a dict, all its tensors are inputs by name,
     except `labels`: with those, a Hugging Face model would compute its loss.
     """
-    from softshare._util.files import require_plain
+    from softshare._util.files import require_other, require_plain
     from softshare.cli.shrinking import require_suffix, write_shrunk
     from softshare.export import export_onnx, export_sparse
 
@@ -204,6 +162,7 @@ def export(
     if shrunk is not None:
         require_suffix(shrunk)
     for target in targets:
+        require_other(target, file)
         if require_plain(target) is not None and not overwrite:
             raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if onnx is None and shrunk is None and (task or batch_norm or data):
@@ -217,7 +176,7 @@ def export(
         option = "--shrunk" if onnx is None else "--onnx"
         raise ConfigError(f"{option}: expected --task as well, because a file holds no network")
     loaded = load_task(task, "auto", 0, TaskOptions(data))
-    _load_into_(loaded, file, batch_norm)
+    load_into_task(loaded, file, batch_norm)
     inputs = _first_inputs(loaded)
     if onnx is not None:
         difference = export_onnx(loaded.model, inputs, onnx)
@@ -229,7 +188,7 @@ def export(
         write_shrunk(loaded, inputs, shrunk)
 
 
-def _load_into_(task: Task, file: Path, batch_norm: bool) -> None:
+def load_into_task(task: Task, file: Path, batch_norm: bool) -> None:
     from softshare.codec import load_into_
     from softshare.network.batchnorm import reestimate_batch_norm_
 

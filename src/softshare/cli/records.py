@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softshare import zoo
+from softshare._util.run_folder import EVERY
+from softshare._util.words import AGAIN
 from softshare.cli import tables
 from softshare.cli.console import console
-from softshare.cli.stopping import AGAIN, AGAIN_TO_GO_ON, stopping
-from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, find_device, load_task
+from softshare.cli.stopping import AGAIN_TO_GO_ON, stopping
+from softshare.cli.task_options import (
+    DataOption,
+    DeviceOption,
+    EveryOption,
+    OverwriteOption,
+    TaskOptions,
+    find_device,
+    load_task,
+)
 from softshare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +39,8 @@ def reproduce(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe of the experiment, such as softshare or dns. Can be repeated. Default: all recipes."
+            metavar="NAME",
+            help="A recipe of the experiment, such as softshare or dns. Can be repeated. Default: all recipes.",
         ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
@@ -41,13 +52,15 @@ def reproduce(
         Path | None,
         typer.Option(metavar="FOLDER", help="Read pre-trained networks from this folder, and keep new ones in it."),
     ] = None,
+    checkpoint_every: EveryOption = EVERY,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Make kept results from their recipes: pre-train, compress and measure, for each method and seed.
 
-    Existing results are kept, so the same command continues after an interruption. Errors are always measured on the
-    CPU, as `softshare verify` does.
+    Existing results are kept, so the same command continues after an interruption. A training goes on from its
+    checkpoint; those of dns and deep-compression begin anew, and so does a pre-training without --checkpoints. Errors
+    are always measured on the CPU, as `softshare verify` does.
     """
     from softshare.paper.recipes import methods
     from softshare.paper.reproduce import reproduce as reproduce_results
@@ -62,11 +75,12 @@ def reproduce(
         find_device(device),
         data,
         checkpoints=checkpoints,
+        every=checkpoint_every,
         overwrite=overwrite,
         hooks=lambda title: [ProgressBar(title)],
         say=_say,
     )
-    with stopping(kept=lambda: f"Finished results are kept in {folder}. {AGAIN_TO_GO_ON}"):
+    with stopping(AGAIN_TO_GO_ON, lambda: f"Finished results are kept in {folder}. {AGAIN_TO_GO_ON}"):
         made = list(found)
     out.print(tables.reproduced_table(made, f"{experiment}, in {folder}"))
 
@@ -138,8 +152,12 @@ def report(
 
     The report of a run shows the weights before and after, the mixture during training, where the bytes are, and more.
     The report of a study shows its trials and their settings. Both need matplotlib.
+
+    For an image classifier that is a chain of Linear, Conv2d, ReLU, MaxPool2d and Flatten, draw.html is a page that
+    decodes the file and runs the network on what you draw, offline.
     """
     from softshare._util.run_folder import REPORT
+    from softshare.cli.drawing import drawn, known_classifier
     from softshare.paper.published import published_points
     from softshare.report.write import write_report
     from softshare.tune.study_folder import SUMMARY
@@ -147,8 +165,13 @@ def report(
 
     folder = folder or run / REPORT
     is_study = (run / SUMMARY).exists()
-    page, *pictures = write_study_report(run, folder, published_points) if is_study else write_report(run, folder)
-    out.print(f"{page} written, and {len(pictures)} pictures beside it.", soft_wrap=True)
+    if is_study:
+        page, *pictures = write_study_report(run, folder, published_points)
+        out.print(f"{page} written, and {len(pictures)} pictures beside it.", soft_wrap=True)
+        return
+    report = write_report(run, folder, known_classifier)
+    out.print(f"{report.page} written, and {len(report.pictures)} pictures beside it.", soft_wrap=True)
+    out.print(drawn(report.draw), soft_wrap=True)
 
 
 def results(

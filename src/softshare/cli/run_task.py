@@ -37,18 +37,22 @@ from softshare.cli.spared import say, spared, spared_hook
 from softshare.cli.stopping import RESUME, stopping
 from softshare.cli.summary import after_a_run, result_panel
 from softshare.cli.task_options import TaskOptions, find_device, load_task
+from softshare.cli.together import is_finished, is_restarted, is_torchrun, processes
 from softshare.codec import inspect as inspect_file
 from softshare.compressed import Compressed, dead_layers
 from softshare.config import CompressConfig, RetrainConfig
-from softshare.errors import ConfigError, DivergedError
+from softshare.distributed.group import Group
+from softshare.errors import ConfigError, DivergedError, StoppedError
 from softshare.integrations import TensorBoardLog
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
 from softshare.network.weights import WeightView, kept_message, load_state_
 from softshare.prior.prior import MixturePrior
+from softshare.report.draw.classifier import kept_classifier
 from softshare.report.figures.filters import kept_filters
 from softshare.report.frames import FrameLog
 from softshare.report.live import LivePage
 from softshare.result import Result, measure
+from softshare.route import Distributed
 from softshare.route import compress as compress_task
 from softshare.target.files import check_size
 from softshare.target.limits import MaxBytes, Target, WithinNoise, check_target
@@ -56,10 +60,11 @@ from softshare.task import Metric, Task
 from softshare.train.hooks import Hook
 from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.resume import Checkpoint
-from softshare.verdict import verdict
-from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings
+from softshare.verdict import harmed, verdict
+from softshare.zoo.experiments import EXPERIMENTS, get_experiment, pretrain_, pretraining_settings, taught
 
 NOT_MET = 3  # exit status: a file was written, but it does not meet the target
+HARMED = 4  # a file was written, but its network is broken, or lost on the test data what nobody allowed
 out = console()
 
 
@@ -97,12 +102,57 @@ class RunOptions:
     target: Target | None = field(default_factory=WithinNoise)
     verbose: bool = False
     go_on: str = RESUME
+    fsdp: bool = False
     pretrained: Any = None  # for a repeated run: how its result says that the network was pre-trained
     command: str | None = None  # that started the run, for its result
 
 
-def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOptions) -> None:
-    """Pre-train if needed, compress and measure. Write everything to the folder and print a summary."""
+def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOptions) -> int:
+    """Pre-train if needed, compress and measure. Write everything to the folder and print a summary.
+
+    Returns the exit status, which tells what became of the network.
+    If torchrun has started several processes, they train together, and the first one writes and prints.
+    """
+    with processes(options.fsdp) as group:
+        if is_restarted():
+            options = dataclasses.replace(options, resume=True)
+        if group.size > 1 and spec in EXPERIMENTS:
+            raise ConfigError(
+                f"torchrun: expected FILE.py:make_task, whose batches are the process's own share, got {spec}, whose "
+                "batches are the same in each process"
+            )
+        if is_finished(folder, group):
+            return 0
+        if group.is_first:
+            return _run(spec, folder, config, options, group)
+        _follow(spec, folder, config, options, group)
+        return 0
+
+
+def _way(options: RunOptions, group: Group) -> Distributed | None:
+    return "shard" if options.fsdp else "replicate" if group.size > 1 else None
+
+
+def _follow(spec: str, folder: Path, config: CompressConfig, options: RunOptions, group: Group) -> None:
+    """What the other processes do meanwhile: the same calls, in silence and without a folder."""
+    task = load_task(spec, options.device, config.seed, options.task)
+    if options.weights:
+        load_state_(task.model, load_checkpoint(options.weights), str(options.weights))
+    try:
+        compressed = compress_task(
+            task,
+            config,
+            target=options.target,
+            checkpoint=Checkpoint(unfinished_folder(folder) / RETRAINING, options.checkpoint_every, say),
+            distributed=_way(options, group),
+        )
+    except StoppedError as stop:
+        raise typer.Exit(128 + stop.signal) from None
+    dataclasses.replace(compressed, group=group).save(folder / MODEL)  # the first one writes
+    measure(dataclasses.replace(task, group=group), compressed, config)
+
+
+def _run(spec: str, folder: Path, config: CompressConfig, options: RunOptions, group: Group) -> int:
     start = time.perf_counter()
     seed, target, weights, overwrite = config.seed, options.target, options.weights, options.overwrite
     task = load_task(spec, options.device, seed, options.task)
@@ -126,7 +176,9 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         if isinstance(target, MaxBytes):
             check_size(target, MixturePrior(task.model, config.prior).quantize(config.merge).quantized, config)
     pretrains = pretrains and not weights
-    trained = (PRETRAINED, *TRAINED) if pretrains else TRAINED
+    trained: Sequence[str] = (PRETRAINED, *TRAINED) if pretrains else TRAINED
+    if is_torchrun():  # which may start the run again: then it goes on from its checkpoint
+        trained = ()
     resumed = (RETRAINING, PRETRAINED, PRETRAINING) if pretrains else (RETRAINING,)
     with (
         stopping(options.go_on, lambda: kept_of(folder, resumed, options.go_on)),
@@ -143,16 +195,20 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
         try:
             own = [ProgressBar("retrain", metric=task.metric), CsvLog(unfinished / HISTORY, say), film]
             hooks = [spared_hook(hook) for hook in (*own, *watchers)]
-            checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every)
-            compressed = compress_task(task, config, hooks, target=target, checkpoint=checkpoint)
+            checkpoint = Checkpoint(unfinished / RETRAINING, options.checkpoint_every, say)
+            way = _way(options, group)
+            compressed = compress_task(
+                task, config, hooks, target=target, checkpoint=checkpoint, distributed=way, say=say
+            )
+            task = dataclasses.replace(task, group=group)
         except DivergedError as error:
             with spared(f"saving {LAST_GOOD}"):
                 save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
         try:
-            _save_networks(unfinished, compressed)  # first what took the training
+            _save_networks(unfinished, compressed, group)  # first what took the training
             with spared("the film for the report"):
-                film.finish(compressed.mixtures, kept_filters(task.model, compressed))
+                film.finish(compressed.mixtures, kept_filters(task.model, compressed), kept_classifier(task))
             result = with_records(_measured(task, compressed, config, options, spec))
         except Exception:  # the test failed, or the disk is full: the run is kept, with what can be known of it
             with contextlib.suppress(Exception):
@@ -169,8 +225,9 @@ def run_task(spec: str, folder: Path, config: CompressConfig, options: RunOption
     out.print(after_a_run(folder, folder / MODEL), soft_wrap=True)
     if options.verbose:
         _print_details(folder, compressed, result, spec)
-    if compressed.outcome and not compressed.outcome.met:
-        raise typer.Exit(NOT_MET)
+    if is_torchrun():  # which would start the run again
+        return 0
+    return NOT_MET if compressed.outcome and not compressed.outcome.met else HARMED if harmed(result) else 0
 
 
 def _print_details(folder: Path, compressed: Compressed, result: Result, spec: str) -> None:
@@ -186,10 +243,10 @@ def _print_details(folder: Path, compressed: Compressed, result: Result, spec: s
     out.print(f"The run used one seed ({result.seed}), and is in {folder}.", soft_wrap=True)
 
 
-def _save_networks(folder: Path, compressed: Compressed) -> None:
+def _save_networks(folder: Path, compressed: Compressed, group: Group) -> None:
     """Both, or the one that can be written: the file is small, and the checkpoint needs no encoding."""
     try:
-        compressed.save(folder / MODEL)
+        dataclasses.replace(compressed, group=group).save(folder / MODEL)  # each process encodes its share
     finally:
         save_checkpoint(folder / RETRAINED, compressed.retrained)
 
@@ -216,9 +273,17 @@ def _without_test(task: Task) -> Task:
     return dataclasses.replace(task, test=None, dataset=f"{task.dataset}, validation") if task.test else task
 
 
-def pretrain_into(task: Task, name: str, folder: Path, seed: int, every: float = EVERY) -> None:
-    checkpoint = Checkpoint(folder / PRETRAINING, every)
-    pretrain_(task, _schedule(name, seed), [spared_hook(ProgressBar("pre-train"))], checkpoint)
+def pretrain_into(
+    task: Task, name: str, folder: Path, seed: int, every: float = EVERY, teacher: Path | None = None
+) -> None:
+    checkpoint, known = Checkpoint(folder / PRETRAINING, every, say), ""
+    if teacher:
+        known = hashlib.sha256(read_bytes(teacher)).hexdigest()
+        task = taught(task, load_checkpoint(teacher), str(teacher))
+    schedule = _schedule(name, seed)
+    if get_experiment(name).captured:
+        schedule = dataclasses.replace(schedule, capture=next(task.model.parameters()).is_cuda)
+    pretrain_(task, schedule, [spared_hook(ProgressBar("pre-train"))], checkpoint, known)
     save_checkpoint(folder / PRETRAINED, task.model.state_dict())
     checkpoint.remove()
 

@@ -28,6 +28,7 @@ SAMPLERS = Literal["gp", "tpe", "nsga2"]
 
 
 def tune(
+    context: typer.Context,
     task: TaskArgument,
     folder: Annotated[
         Path | None,
@@ -52,12 +53,21 @@ def tune(
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Address of an Optuna storage. Default: the file study.db in the study folder."
+            metavar="URL",
+            help="Where the study is kept: postgresql://..., mysql://..., redis://..., or journal:///FILE on a disk "
+            "that machines share. Default: the file study.db in the study folder.",
         ),
     ] = None,
     study: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the study in the storage. Default: the name of the task."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Number of processes on this machine that share the study.")] = 1,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Devices of the processes, in turn, such as 0,1,2,3. Default: all GPUs, or --device."
+        ),
     ] = None,
     weights: Annotated[
         Path | None,
@@ -77,10 +87,12 @@ def tune(
     searches the paper's method and its hyper-parameters. The test set is read only for the points of the front.
 
     The folder gets a file and a result of each trial, copies of the front with test errors, summary.csv, front.png and
-    settings.png. Run the same command again to resume a study, or several times at once to share it.
+    settings.png. Run the same command again to resume a study. Run it several times at once, or with --workers, to
+    share it between processes.
     """
     from softshare.cli import tables
     from softshare.cli.console import console
+    from softshare.cli.workers import devices_of, others
     from softshare.paper.published import published_points
     from softshare.report.style import can_draw
     from softshare.train.progress import ProgressBar
@@ -90,6 +102,7 @@ def tune(
     from softshare.tune.trials import front
     from softshare.zoo.experiments import EXPERIMENTS, make_task, pretrain_
 
+    device, *elsewhere = devices_of(workers, devices, device)
     experiment, settings = EXPERIMENTS.get(task), read_settings(config)
     full = settings.applied(experiment.compress if experiment else CompressConfig(), overrides)
     if settings.is_paper and experiment and label_smoothing is None:
@@ -110,15 +123,18 @@ def tune(
         job = dataclasses.replace(
             job,
             recorded=options.changes(task),
-            pretrain_=lambda task: pretrain_(task, schedule, [ProgressBar("pre-train")]),
+            pretrain_=lambda task, checkpoint: pretrain_(task, schedule, [ProgressBar("pre-train")], checkpoint),
             judge=make_task(task, "cpu", data=data),  # `softshare verify` measures on the CPU
         )
     log = console(stderr=True)
-    with stopping(kept=lambda: f"Finished trials are kept in {job.folder}. {AGAIN_TO_GO_ON}"):
+    with (
+        stopping(AGAIN_TO_GO_ON, lambda: f"Finished trials are kept in {job.folder}. {AGAIN_TO_GO_ON}"),
+        others(context.obj, elsewhere),
+    ):
         rows = run_study(
             job,
             StudyConfig(trials, sampler, error_bound, storage, study),
-            hooks=lambda title: [ProgressBar(title)] if log.is_terminal else [],
+            hooks=lambda title: [ProgressBar(title)] if log.is_terminal and not elsewhere else [],
             say=lambda text: log.print(text, soft_wrap=True),
         )
     out = console()

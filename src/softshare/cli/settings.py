@@ -105,7 +105,7 @@ def _from_result(path: Path) -> Settings:
 
 def recorded_target(result: Result) -> Target | None:
     """The target of a recorded run. Older runs without one had none."""
-    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, WithinNoise
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, MaxMacs, WithinNoise
 
     match (result.outcome or {}).get("target"):
         case None:
@@ -118,6 +118,8 @@ def recorded_target(result: Result) -> Target | None:
             return MaxError(limit)
         case {"max_error_increase": limit}:
             return MaxErrorIncrease(limit)
+        case {"max_macs_ratio": limit}:
+            return MaxMacs(limit)
         case other:
             raise ConfigError(
                 f"--config: expected a target of `softshare compress` in the result, got {json.dumps(other)}"

@@ -47,15 +47,18 @@ def write_shrunk(task: Task, inputs: Inputs, target: Path) -> None:
 
 
 def cost_table(before: Cost, now: Cost) -> Table:
+    from softshare.report.figures.speed import milliseconds
+
+    counted = "{:,.0f}".format
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "whole", "shrunk", "times less"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     rows = (
-        ("weights", before.n_weights, now.n_weights, ",.0f"),
-        ("multiply-adds for one example", before.multiply_adds, now.multiply_adds, ",.0f"),
-        ("ms for one example", 1e3 * before.seconds_for_one, 1e3 * now.seconds_for_one, ".3f"),
-        (f"ms for {before.batch_size} examples", 1e3 * before.seconds, 1e3 * now.seconds, ".2f"),
+        ("weights", before.n_weights, now.n_weights, counted),
+        ("multiply-adds for one example", before.multiply_adds, now.multiply_adds, counted),
+        ("ms for one example", before.seconds_for_one, now.seconds_for_one, milliseconds),
+        (f"ms for {before.batch_size} examples", before.seconds, now.seconds, milliseconds),
     )
-    for name, a, b, form in rows:
-        table.add_row(name, format(a, form), format(b, form), f"{a / b:.1f}" if b else "-")
+    for name, a, b, said in rows:
+        table.add_row(name, said(a), said(b), f"{a / b:.1f}" if b else "-")
     return table

@@ -29,29 +29,35 @@ MOST_CHARACTERS = 200  # of a name
 
 def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequence[str] = ()) -> Panel:
     """The verdict, then what it is about. A target that is not met and `dead` layers are shown in red."""
+    from softshare.compressed import REVIVE
     from softshare.summary import facts
 
     rows = [*facts(result).items(), *(("target", text) for text in _target(result)), ("time", duration(seconds))]
     about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
     alarms = [] if (result.outcome or {}).get("met", True) else [NOT_FOUND]
     hidden = len(dead) - MOST_DEAD
-    alarms += [*dead[:MOST_DEAD], *([f"... and {hidden} more layers"] if hidden > 0 else [])]
+    alarms += [*dead[:MOST_DEAD], *([f"... and {hidden} more layers."] if hidden > 0 else [])]
+    alarms += [REVIVE] if dead else []
     return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, alarms)
 
 
 def checkpoint_panel(fitted: FittedWeights, checkpoint: Path, seconds: float) -> Panel:
     """Of a network that nobody has measured, so it is neither green nor red."""
-    errors = fitted.errors
-    mean = math.sqrt(sum(error**2 for error in errors.values()) / len(errors))
+    errors, known, off = fitted.errors, fitted.output_error, "as they were"
+    if errors:
+        mean = math.sqrt(sum(error**2 for error in errors.values()) / len(errors))
+        off = f"off by {100 * mean:.2f}% (root mean square), by at most {100 * max(errors.values()):.2f}%"
     rows = [
-        ("bytes", sizes(fitted.original_bytes, len(fitted.data))),
+        ("bytes", sizes(fitted.original_bytes, fitted.file_bytes)),
         ("bits", f"{fitted.bits_per_weight:.2f} per weight"),
-        ("weights", f"off by {100 * mean:.2f}% (root mean square), by at most {100 * max(errors.values()):.2f}%"),
+        ("weights", off),
+        *([("outputs", f"off by {100 * known:.2g}% on the batches")] if known is not None else []),
+        *([("loss", f"{fitted.loss[0]:.4g} -> {fitted.loss[1]:.4g}")] if fitted.loss else []),
         ("time", duration(seconds)),
     ]
-    said = (
-        f"{times(fitted.original_bytes, len(fitted.data))}. Nothing was measured: test the network before you use it."
-    )
+    said = f"{times(fitted.original_bytes, fitted.file_bytes)}."
+    if errors:
+        said += f" {fitted.measured}"
     return panel(said, "", checkpoint.name, rows)
 
 
@@ -77,14 +83,15 @@ def after_a_run(folder: Path, file: Path) -> Text:
     return _next_steps([("See how it came about:", shlex.join(["softshare", "report", str(folder)])), *_of_file(file)])
 
 
-def after_a_file(file: Path) -> Text:
-    return _next_steps(_of_file(file))
+def after_a_file(file: Path, base: Path | None = None) -> Text:
+    return _next_steps(_of_file(file, base))
 
 
-def _of_file(file: Path) -> list[tuple[str, str]]:
+def _of_file(file: Path, base: Path | None = None) -> list[tuple[str, str]]:
+    under = f", base={str(base)!r}" if base else ""
     return [
         ("See what is in the file:", shlex.join(["softshare", "inspect", str(file)])),
-        ("Load it in Python:", f"softshare.load_into_(model, {str(file)!r})"),
+        ("Load it in Python:", f"softshare.load_into_(model, {str(file)!r}{under})"),
     ]
 
 
@@ -99,11 +106,12 @@ def _target(result: Result) -> list[str]:
     target, limit, reached = outcome.get("target"), outcome.get("limit"), outcome.get("reached")
     if target is None or limit is None or reached is None or target.get("kind") == "WithinNoise":
         return []
-    in_bytes, metric = target.get("kind") == "MaxBytes", result.metric
-    bound = "at least" if metric.higher_is_better and not in_bytes else "at most"
-    wanted, found = (f"{value:,.0f} bytes" if in_bytes else metric.text(value) for value in (limit, reached))
-    where = "" if in_bytes else " on validation data"
-    return [f"{bound} {wanted}, reached {found}{where}"]
+    from softshare.target.limits import bound_of, in_unit_of
+
+    kind, metric = str(target.get("kind")), result.metric
+    wanted, found = (in_unit_of(kind, metric, value) for value in (limit, reached))
+    where = "" if kind in ("MaxBytes", "MaxMacs") else " on validation data"
+    return [f"{bound_of(kind, metric)} {wanted}, reached {found}{where}"]
 
 
 def _text(text: str, style: str = "", most: int = MOST_CHARACTERS) -> Text:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from softshare._util.printable import printable, shorten
+from softshare._util.words import listed
 
 if TYPE_CHECKING:
     from softshare.paper.verify import Check
@@ -20,12 +23,20 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 200  # of a name
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=_name(title), title_justify="left", title_style="bold", header_style="bold")
+def _table(*columns: str) -> Table:
+    table = Table(header_style="bold")
     for i, column in enumerate(columns):
         whole = i > 0  # a folded number would be misread
         table.add_column(_name(column), justify="right" if i else "left", overflow="fold", no_wrap=whole)
     return table
+
+
+def _titled(title: str, table: Table, *notes: str) -> Group:
+    """The title above a table of its own width: a title of rich breaks a long name at the width of the table."""
+    head = _name(title)
+    head.stylize("bold")
+    head.overflow = "fold"
+    return Group(head, table, *map(Text, notes))
 
 
 def _name(text: str) -> Text:
@@ -33,9 +44,9 @@ def _name(text: str) -> Text:
     return Text(shorten(printable(text), MOST_CHARACTERS))
 
 
-def account_table(result: Result) -> Table:
+def account_table(result: Result) -> Group:
     """The description length: estimates and the measured file."""
-    table = _table("Description length", "", "bytes", "ratio")
+    table = _table("", "bytes", "ratio")
 
     def row(label: str, n_bytes: float) -> None:
         table.add_row(label, f"{n_bytes:,.0f}", f"{4 * result.n_weights / n_bytes:.1f}" if n_bytes else "-")
@@ -47,13 +58,13 @@ def account_table(result: Result) -> Table:
     row("Han's format, the whole file", result.han_bytes)
     row("the file, measured", result.file_bytes)
     table.add_row("error cost on the training set", f"{result.error_bits / 8:,.0f}", "")
-    return table
+    return _titled("Description length", table)
 
 
-def result_table(result: Result, paper: PaperRow | None) -> Table:
+def result_table(result: Result, paper: PaperRow | None) -> Group:
     """The result, with the row of the paper if there is one."""
     metric = result.metric
-    table = _table(f"{result.experiment} on {result.dataset}", "", metric.label, "all non-zero %", "bytes", "ratio")
+    table = _table("", metric.label, "all non-zero %", "bytes", "ratio")
     if paper:
         errors = f"{paper.error_before:.2f} -> {paper.error_after:.2f}"
         n_bytes = f"~{4 * result.n_weights / paper.ratio:,.0f}"
@@ -61,21 +72,21 @@ def result_table(result: Result, paper: PaperRow | None) -> Table:
     errors = f"{metric.number(result.error_before)} -> {metric.number(result.error_after)}"
     density = f"{100 * result.n_nonzero / result.n_weights:.1f}"
     table.add_row("this file", errors, density, f"{result.file_bytes:,}", f"{result.ratio:.1f}")
-    return table
+    return _titled(f"{result.experiment} on {result.dataset}", table)
 
 
-def reproduced_table(results: Iterable[Result], title: str) -> Table:
+def reproduced_table(results: Iterable[Result], title: str) -> Group:
     """One row per kept result."""
-    table = _table(title, "method", "seed", "bytes", "ratio", "test error %")
+    table = _table("method", "seed", "bytes", "ratio", "test error %")
     for r in results:
         errors = f"{r.error_before:.2f} -> {r.error_after:.2f}"
         table.add_row(_name(r.method), str(r.seed), f"{r.file_bytes:,}", f"{r.ratio:.1f}", errors)
-    return table
+    return _titled(title, table)
 
 
-def front_table(rows: Iterable[Row], title: str, metric: Metric) -> Table:
+def front_table(rows: Iterable[Row], title: str, metric: Metric) -> Group:
     """One row per point of a study's front. A test value that was not measured is a dash."""
-    table = _table(title, "trial", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio")
+    table = _table("trial", f"validation {metric.label}", f"test {metric.label}", "bytes", "ratio")
     for row in rows:
         validation, test = (
             "-" if before is None or after is None else f"{metric.number(before)} -> {metric.number(after)}"
@@ -85,22 +96,17 @@ def front_table(rows: Iterable[Row], title: str, metric: Metric) -> Table:
             )
         )
         table.add_row(str(row.trial), validation, test, f"{row.file_bytes:,}", f"{row.ratio:.1f}")
-    return table
+    return _titled(title, table)
 
 
-def check_table(checks: Iterable[Check], title: str) -> Table:
-    """One row per run: what was found, and whether it agrees with the result. The caption says what was not checked."""
+def check_table(checks: Iterable[Check], title: str) -> Group:
+    """One row per run: what was found, and whether it agrees with the result. The notes say what was not checked, and
+    which conditions are not those of the results.
+    """
     checks = list(checks)
+    conditions = Counter(text for check in checks for text in check.conditions)
     reasons = dict.fromkeys(text for check in checks for text in check.not_checked)
-    caption = Text("\n".join(printable(f"not checked: {text}") for text in reasons)) if reasons else None
-    table = Table(
-        caption=caption,
-        caption_justify="left",
-        title=_name(title),
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-    )
+    table = Table(header_style="bold")
     table.add_column("file", overflow="fold", ratio=2)
     table.add_column("bytes", justify="right", no_wrap=True)
     metrics = {check.metric for check in checks}
@@ -114,4 +120,8 @@ def check_table(checks: Iterable[Check], title: str) -> Table:
         value, metric = check.error, check.metric
         error = "-" if value is None else one.number(value) if one else f"{metric.name} {metric.text(value)}"
         table.add_row(_name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red"))
-    return table
+    notes = [f"not checked: {text}" for text in reasons]
+    if conditions:
+        of = [f"{shorten(text, MOST_CHARACTERS)} ({n} of {len(checks)} runs)" for text, n in conditions.most_common()]
+        notes.append(f"measured under other conditions, which may round differently: {listed(of, '; ')}")
+    return _titled(title, table, *map(printable, notes))

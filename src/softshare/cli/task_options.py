@@ -16,7 +16,10 @@ from softshare._util.user_code import call
 from softshare.errors import ConfigError, NotAvailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
+    from torch import nn
 
     from softshare.task import Task
     from softshare.zoo.experiments import TaskConfig
@@ -58,7 +61,7 @@ AugmentOption = Annotated[
         "--augment/--no-augment",
         rich_help_panel=NETWORK,
         show_default=False,
-        help="Shift the training images of an experiment at random. Always on for wrn-16-4.",
+        help="Shift the training images of an experiment at random. Always on for CIFAR-10.",
     ),
 ]
 SmoothingOption = Annotated[
@@ -66,7 +69,7 @@ SmoothingOption = Annotated[
     typer.Option(
         "--label-smoothing",
         rich_help_panel=NETWORK,
-        help="Smooth the training labels of an experiment by this share. Default: 0.05 for the LeNets, 0 for wrn-16-4 "
+        help="Smooth the training labels of an experiment by this share. Default: 0.05 for the LeNets, 0 for CIFAR-10 "
         "and with --augment or --config paper.",
     ),
 ]
@@ -138,17 +141,41 @@ def load_task(spec: str, device: str, seed: int, options: TaskOptions) -> Task:
         raise ConfigError(f"{spec}: there is no file {file}")
     options.require_none(spec)
     if device == "auto":
-        return _call(spec, file, function)
+        return _task(spec, file, function)
     from softshare.cli.own_device import moved
 
     to = find_device(device)
-    return moved(_call(spec, file, function), to)
+    return moved(_task(spec, file, function), to)
 
 
-def _call(spec: str, file: str, function: str) -> Task:
-    """Import a user's file and call its function."""
+def load_calibration(spec: str) -> tuple[nn.Module, Iterable[Any], Any]:
+    """The network, the batches and the loss, if any, that a function of a user's file returns."""
+    from torch import nn
+
+    file, colon, function = spec.rpartition(":")
+    if not (colon and file.endswith(".py")):
+        raise ConfigError(f"--calibrate: expected FILE.py:FUNCTION, got {spec!r}")
+    if not Path(file).is_file():
+        raise ConfigError(f"--calibrate: there is no file {file}")
+    found = _call(spec, file, function)
+    if not (isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[0], nn.Module)):
+        raise ConfigError(
+            f"{spec}: expected {function}() to return a network, batches and perhaps a loss, got {type(found).__name__}"
+        )
+    return found[0], found[1], found[2] if len(found) == 3 else None
+
+
+def _task(spec: str, file: str, function: str) -> Task:
     from softshare.task import Task
 
+    task = _call(spec, file, function)
+    if not isinstance(task, Task):
+        raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
+    return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)
+
+
+def _call(spec: str, file: str, function: str) -> Any:
+    """Import a user's file and call its function."""
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # so that the file can import its neighbours, as a script can
@@ -161,7 +188,4 @@ def _call(spec: str, file: str, function: str) -> Task:
     make = getattr(module, function, None)
     if not callable(make):
         raise ConfigError(f"{spec}: {file} defines no function {function!r}")
-    task = call(spec, make)
-    if not isinstance(task, Task):
-        raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
-    return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)
+    return call(spec, make)

@@ -45,10 +45,13 @@ def demo(
 ) -> None:
     """Compress LeNet-300-100 on MNIST, which is in the package, as an example.
 
-    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model. With
-    --verbose it compares the result with the paper.
+    The demo pre-trains and compresses the network, loads the file into a fresh model, and measures that model. At the
+    end it writes report/draw.html, a page that runs the network on what you draw. With --verbose it compares the result
+    with the paper.
     """
+    from softshare.cli.drawing import draw_page
     from softshare.cli.run_task import RunOptions, out, run_task
+    from softshare.cli.spared import spared
     from softshare.zoo.experiments import get_experiment
 
     config = get_experiment("lenet-300-100").compress
@@ -61,8 +64,11 @@ def demo(
         go_on=AGAIN_TO_GO_ON,
         command=context.obj,
     )
-    run_task("lenet-300-100", folder, config, options)
+    status = run_task("lenet-300-100", folder, config, options)
     out.print("Keep the accuracy too:    softshare compress lenet-300-100")
+    with spared("the page to draw on"):
+        out.print(draw_page(folder), soft_wrap=True)
+    raise typer.Exit(status)
 
 
 def pretrain(
@@ -78,6 +84,13 @@ def pretrain(
     data: DataOption = None,
     augment: AugmentOption = None,
     label_smoothing: SmoothingOption = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            show_default=False,
+            help="For mobile-100k: weights of a trained wrn-16-4, whose outputs are learned beside the labels.",
+        ),
+    ] = None,
 ) -> None:
     """Train the network of an experiment from scratch and save it as a safetensors file."""
     from softshare._util.run_folder import PRETRAINED, PRETRAINING, output_folder
@@ -93,7 +106,7 @@ def pretrain(
         stopping(RESUME, lambda: kept_of(folder, [PRETRAINING], RESUME)),
         output_folder(folder, overwrite, resume=resume) as unfinished,
     ):
-        pretrain_into(task, experiment, unfinished, seed, checkpoint_every)
+        pretrain_into(task, experiment, unfinished, seed, checkpoint_every, teacher)
     out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
     with spared("the test"):
         out.print(f"test error {final_error(task, task.model):.2f}%")
@@ -128,6 +141,15 @@ def compress(
             show_default=False,
             rich_help_panel=TARGET,
             help="Find the best network whose file has at most this many bytes.",
+        ),
+    ] = None,
+    max_macs_ratio: Annotated[
+        float | None,
+        typer.Option(
+            show_default=False,
+            rich_help_panel=TARGET,
+            help="Find the best network that needs at most this share of the multiply-adds, as 0.5, once it is shrunk "
+            "(`softshare export --shrunk`).",
         ),
     ] = None,
     no_limit: Annotated[
@@ -166,6 +188,14 @@ def compress(
     data: DataOption = None,
     augment: AugmentOption = None,
     label_smoothing: SmoothingOption = None,
+    fsdp: Annotated[
+        bool,
+        typer.Option(
+            "--fsdp",
+            help="Under torchrun: shard the weights over the processes (FSDP2). Default: each has all (DDP).",
+            rich_help_panel=NETWORK,
+        ),
+    ] = False,
     live: Annotated[
         bool,
         typer.Option(
@@ -176,7 +206,9 @@ def compress(
     ] = False,
     live_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, rich_help_panel=WATCHING, help="Port of that page. 0 selects a free port."),
+        typer.Option(
+            metavar="PORT", min=0, max=65535, rich_help_panel=WATCHING, help="Port of that page. 0 selects a free port."
+        ),
     ] = 0,
     tensorboard: Annotated[
         Path | None,
@@ -197,6 +229,10 @@ def compress(
     An experiment has its own settings, and your task starts from the defaults. Options override --set, and --set
     overrides --config. `--config runs/x/result.json` repeats a run; a task of your own must be named again.
     `softshare quantize` compresses a checkpoint without data.
+
+    `torchrun --nproc-per-node N -m softshare compress FILE.py:make_task` trains in N processes. Each makes the task,
+    with its own share of the batches. The first one prints and writes. If torchrun starts the processes again, they go
+    on from the last checkpoint.
     """
     from softshare.cli.run_task import RunOptions, Watching, run_task
     from softshare.target.limits import default_target
@@ -206,7 +242,7 @@ def compress(
         raise ConfigError(f"expected a task. To compress a checkpoint without one, run: {instead}")
     settings = read_settings(config)
     task = task or _recorded_task(settings, config)
-    given = _targets(max_error, max_error_increase, max_bytes)
+    given = _targets(max_error, max_error_increase, max_bytes, max_macs_ratio)
     if len(given) + no_limit > 1:
         names = [*map(repr, given), *["--no-limit"] * no_limit]
         raise ConfigError(f"expected one target, got {len(names)}: {', '.join(names)}")
@@ -226,7 +262,7 @@ def compress(
         raise ConfigError("--from-scratch: a fresh network cannot be a teacher. Leave --distill out")
     if live_port and not live:
         raise ConfigError(f"--live-port {live_port} is the port of --live, which was not given")
-    run_task(
+    status = run_task(
         task,
         folder or Path("runs") / (task if task in zoo.NAMES else Path(task.rpartition(":")[0]).stem),
         full,
@@ -237,6 +273,7 @@ def compress(
             resume=resume,
             checkpoint_every=checkpoint_every,
             device=device,
+            fsdp=fsdp,
             task=options,
             watching=Watching(live, live_port, tensorboard),
             target=target,
@@ -245,6 +282,7 @@ def compress(
             command=context.obj,
         ),
     )
+    raise typer.Exit(status)
 
 
 def _recorded_pretraining(task: str, settings: Settings, overrides: dict[str, Any], from_scratch: bool) -> Any:
@@ -289,8 +327,10 @@ def _task_options(task: str, settings: Settings, given: TaskOptions) -> TaskOpti
     )
 
 
-def _targets(max_error: float | None, max_error_increase: float | None, max_bytes: int | None) -> list[Target]:
-    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease
+def _targets(
+    max_error: float | None, max_error_increase: float | None, max_bytes: int | None, max_macs_ratio: float | None
+) -> list[Target]:
+    from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, MaxMacs
 
     given: list[Target] = []
     if max_error is not None:
@@ -299,4 +339,6 @@ def _targets(max_error: float | None, max_error_increase: float | None, max_byte
         given.append(MaxErrorIncrease(max_error_increase))
     if max_bytes is not None:
         given.append(MaxBytes(max_bytes))
+    if max_macs_ratio is not None:
+        given.append(MaxMacs(max_macs_ratio))
     return given

@@ -41,6 +41,13 @@ class Gamma:
         The mode is m = 1 / std^2. `strength` is m divided by the Gamma's own standard deviation: at 70, the precision
         is known to about one part in 70. Mode (alpha - 1) / beta = m and variance alpha / beta^2 = (m / strength)^2
         give beta as the positive root of (m / strength)^2 beta^2 - m beta - 1 = 0, and alpha = 1 + m beta.
+
+        Args:
+            std: the wanted standard deviation of a component.
+            strength: how strongly it is held.
+
+        Returns:
+            The Gamma.
         """
         _require_positive("Gamma.from_std", std=std, strength=strength)
         mode = 1 / std / std  # std**-2 would raise on an overflow
@@ -62,6 +69,7 @@ class Gamma:
         self,
         log_var: Tensor,  # any shape
     ) -> Tensor:
+        """-log p of the precisions, summed, without its constant. 0-d."""
         if self.alpha <= 1:
             return ((self.alpha - 1) * log_var + self.beta * (-log_var).exp()).sum()
         # The value at the mode, where beta * precision = alpha - 1, is subtracted: for a strong prior it is so large
@@ -85,7 +93,15 @@ class Beta:
 
     @classmethod
     def from_mode(cls, free: float, count: float) -> Beta:
-        """The Beta whose mode leaves the share `free` to the other components. The pseudo-count is above 2."""
+        """The Beta with a wanted mode.
+
+        Args:
+            free: the share that the mode leaves to the other components.
+            count: how strongly it is held, as a number of pseudo-observations, above 2.
+
+        Returns:
+            The Beta.
+        """
         return cls(alpha=1 + (1 - free) * (count - 2), beta=1 + free * (count - 2))
 
     @property
@@ -95,12 +111,14 @@ class Beta:
 
     @property
     def count(self) -> float:
+        """The number of pseudo-observations, as in `from_mode`."""
         return self.alpha + self.beta
 
     def neg_log_density(
         self,
         log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
+        """-log p of the mixing, without its constant. 0-d."""
         log_free = log_mixing[..., 1:].logsumexp(-1)
         return (-(self.alpha - 1) * log_mixing[..., 0] - (self.beta - 1) * log_free).sum()
 
@@ -122,6 +140,7 @@ class Dirichlet:
         self,
         log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
+        """-log p of the mixing, without its constant. 0-d."""
         return -(self.zero - 1) * log_mixing[..., 0].sum() - (self.free - 1) * log_mixing[..., 1:].sum()
 
     def __str__(self) -> str:

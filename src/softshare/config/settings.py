@@ -21,6 +21,7 @@ Codec = Literal["han", "adaptive"]
 CodebookDtype = Literal["auto", "float32", "float16", "bfloat16"]
 RestDtype = Literal["float32", "float16", "bfloat16"]
 Names = Literal["keep", "none"]
+Speed = Literal["smallest", "balanced", "fastest"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Rule:
         return f"{'share' if self.share else 'drop' if self.drop else 'keep'}:{self.pattern}"
 
     def matches(self, names: Iterable[str]) -> bool:
+        """Whether the pattern fits one of the names of a tensor."""
         return any(fnmatchcase(name, self.pattern) for name in names)
 
 
@@ -81,7 +83,10 @@ class Settings(TypedDict, total=False):
     capture: bool
     merge_threshold: float
     symmetries: bool
+    fold_batchnorm: bool
     codec: Codec
     codebook_dtype: CodebookDtype
     rest_dtype: RestDtype
     names: Names
+    speed: Speed
+    compact: bool

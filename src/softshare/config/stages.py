@@ -27,6 +27,7 @@ from softshare.config.settings import (
     Scaling,
     Schedule,
     Settings,
+    Speed,
 )
 from softshare.errors import ConfigError
 
@@ -197,6 +198,9 @@ class SimplifyConfig:
 
     symmetries: bool = option(True)
     """Drop hidden units that have no effect, and reorder the others to make the file as small as possible."""
+    fold_batchnorm: bool = option(False)
+    """Put the statistics of batch norm into its weights and biases, and drop and reorder units through it too. In
+    evaluation mode the network is the same, in a smaller file. It cannot be trained further from that file."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -216,6 +220,13 @@ class EncodeConfig:
     become 0 keeps its own."""
     names: Names = option("keep")
     """Whether the file has names and shapes. 'none' leaves them out, for a receiver who has the network's code."""
+    speed: Speed = option("balanced")
+    """What counts beside bytes. 'balanced': a second of decoding is worth 30,000 bytes. It gives large dense tensors
+    a code that decodes 50 times as fast, and very large sparse ones to all processors. 'smallest': bytes alone.
+    'fastest': decoding alone, best on a GPU, for about 1% more bytes, and more where few weights are left."""
+    compact: bool = option(True)
+    """Whether a small file has the compact form where that is smaller: one code for the header and all tensors, 1 to 4%
+    less below 5 kB. Set it to False for a receiver whose reader knows version 1 alone."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -244,7 +255,11 @@ class CompressConfig(Versioned):
 
     @classmethod
     def paper(cls) -> CompressConfig:
-        """The method of the paper's section 4, with a warm-up of tau and numbers from a search (docs/tuning.md)."""
+        """The method of the paper's section 4, with a warm-up of tau and numbers from a search (docs/tuning.md).
+
+        Returns:
+            The settings, which `override` changes.
+        """
         return cls(
             prior=PriorConfig(
                 mixtures="global",
@@ -274,16 +289,26 @@ class CompressConfig(Versioned):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
+        """Settings from plain values, such as those in `result.json`, also of older versions."""
         return super().from_dict(upgraded(values))
 
     @property
     def seed(self) -> int:
+        """Of everything random in the run."""
         return self.retrain.seed
 
     def override(self, **settings: Unpack[Settings]) -> CompressConfig:
-        """A copy with the named fields of any stage replaced: `config.override(tau=0.01, epochs=20)`.
+        """A copy with the named fields of any stage replaced:
+
+            config = softshare.CompressConfig().override(tau=0.01, epochs=20)
 
         Of the two ways to say the length of the run, the one named replaces the other.
+
+        Args:
+            settings: any of the fields of the stages, by name. `softshare config` prints them all.
+
+        Returns:
+            The new settings.
         """
         values: dict[str, Any] = {**settings}
         if values.get("epochs") is not None and "steps" in values:
@@ -304,12 +329,17 @@ class CompressConfig(Versioned):
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """Recorded settings of earlier versions as settings of this version. All others are returned unchanged.
 
-    Version 4 had no prior over units at first. Version 3 had epochs alone, and the paper's tau. Version 2 could also
-    train codebooks after quantizing, and compute the prior on random samples. No kept result uses either.
+    Version 4 had no prior over units at first, did not fold batch norm, and wrote files in one way, never compact.
+    Version 3 had epochs alone, and the paper's tau. Version 2 could also train codebooks after quantizing, and compute
+    the prior on random samples. No kept result uses either.
     """
+    if isinstance(values.get("encode"), dict):  # rivals have this stage too
+        values = {**values, "encode": {**dataclasses.asdict(EncodeConfig(compact=False)), **values["encode"]}}
     if values.get("version") not in (2, 3, 4) or not all(isinstance(values.get(s), dict) for s in ("prior", "retrain")):
         return values
     values = {**values, "prior": {"units": 0.0, **values["prior"]}}
+    if isinstance(values.get("simplify"), dict):
+        values["simplify"] = {"fold_batchnorm": False, **values["simplify"]}
     if values["version"] == 4:
         return values
     retrain = {"steps": RetrainConfig.steps, "scaling": "paper", **values["retrain"]}
