@@ -86,6 +86,11 @@ def test_decompress_writes_what_load_gives(finished: Path, tmp_path: Path, refus
     refused(*args, naming=[f"{target} already exists", "--overwrite"])
     assert run(*args, "--overwrite") == 0
     assert_same_state(safetensors.torch.load_file(target), state)
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    refused("decompress", finished / "model.sws", link, naming=[str(link), "a symbolic link"])
+    assert not os.listdir(folder)
     missing = tmp_path / "missing" / "model.safetensors"
     refused("decompress", finished / "model.sws", missing, naming=str(missing))
 

@@ -70,7 +70,7 @@ def decompress(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Decode a file and write its tensors as safetensors."""
-    from softshare._util.files import require_other, written_together
+    from softshare._util.files import require_folder, require_other, written_together
     from softshare.codec import MAX_BYTES, kinds, load, open_base, stream
     from softshare.integrations.hf_folder import copy_beside, is_of_hub, require_absent, weights_stem
     from softshare.network.checkpoint import save_checkpoint, save_shards
@@ -78,6 +78,7 @@ def decompress(
     most = None if shards is None else parsed_size(shards)
     folder = target if target.is_dir() else None
     if folder is not None:
+        require_folder(folder)
         target = folder / f"{weights_stem(file.parent)}.safetensors"
         if is_of_hub(file.parent) and not overwrite:
             require_absent(file.parent, folder)
