@@ -10,10 +10,10 @@ from rich.text import Text
 
 from softshare._util.printable import printable, shorten
 from softshare._util.words import times
-from softshare.cli.folding import Row, folded, unfolded
 
 if TYPE_CHECKING:
     from softshare.codec import FileInfo
+    from softshare.codec.rows import Row
 
 MOST_ROWS = 1000  # of a table; `inspect --json` lists all tensors
 MOST_CHARACTERS, MOST_OF_SHAPE = 200, 40  # of a name and of a shape, which come from a file
@@ -27,6 +27,8 @@ def file_table(info: FileInfo, title: str, width: int, *, unfold: bool = False) 
 
     Bits are per weight. The overhead is header, codebooks and checksum. A matrix without any weight left is red.
     """
+    from softshare.codec.rows import folded, unfolded
+
     rows = unfolded(info.tensors) if unfold else folded(info.tensors)
     shown, hidden = rows[:MOST_ROWS], rows[MOST_ROWS:]
     cells = [_cells(row, info.file_bytes) for row in shown]

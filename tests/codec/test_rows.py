@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from softshare.cli.folding import folded, unfolded
 from softshare.codec import TensorInfo
+from softshare.codec.rows import folded, unfolded
 
 
 def tensors(*names: str | None, shape: tuple[int, ...] = (4, 4)) -> list[TensorInfo]:
