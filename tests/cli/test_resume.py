@@ -31,13 +31,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def command(words: str, stop_after: int = 0) -> int:
         left = stop_after
 
-        def tick(self: Checkpoint) -> None:
+        def tick(self: Checkpoint, at_end: bool = False) -> None:
             nonlocal left
             left -= 1
             if left == 0:
                 self.write()
                 raise StoppedError("stopped by SIGTERM; the run is kept", signal.SIGTERM)
-            plain(self)
+            plain(self, at_end)
 
         monkeypatch.setattr(Checkpoint, "tick", tick)
         return main(words.split())

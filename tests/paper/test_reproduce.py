@@ -209,7 +209,7 @@ def test_stopped_again_and_again_it_gives_the_same(made: Made, tmp_path: Path, m
     """In the pre-training, and in the method: no sitting has more than two steps."""
     left = 0
 
-    def tick(self: Checkpoint) -> None:
+    def tick(self: Checkpoint, at_end: bool = False) -> None:
         nonlocal left
         left -= 1
         if left == 0:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 import softshare as ss
-from softshare.errors import ConfigError, FormatError, StoppedError
+from softshare.errors import ConfigError, FormatError, StoppedError, TaskError
 from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
 from softshare.train.phases import Phases
 from softshare.train.resume import Checkpoint
@@ -41,6 +43,17 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.x[k] + 0.1 * random.random() + 0.1 * np.random.rand() + 0.1 * torch.randn(()), self.y[k]
 
 
+class OfItsOwn:
+    """Draws from a generator that nobody else knows."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y, self.chance = x, y, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in torch.from_numpy(self.chance.permutation(len(self.x))).split(16):
+            yield self.x[rows], self.y[rows]
+
+
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -55,12 +68,18 @@ def make_task(loader: str = "shuffled") -> ss.Task:
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     model.register_buffer("unkept", torch.zeros(()), persistent=False)
     data: Dataset[Any] = Augmented(x[:128], y[:128]) if loader == "augmented" else TensorDataset(x[:128], y[:128])
-    own = torch.Generator().manual_seed(5) if loader == "own generator" else None
+    own = torch.Generator().manual_seed(5)
+    options: dict[str, Any] = {"shuffle": True}
+    if loader == "own generator":
+        options["generator"] = own
+    if loader == "sampler":
+        options = {"sampler": RandomSampler(data, generator=own)}  # type: ignore[arg-type]
     return ss.Task(
         model,
-        DataLoader(data, 16, shuffle=True, generator=own),
+        DataLoader(data, 16, **options) if loader != "of its own" else OfItsOwn(x[:128], y[:128]),
         lambda m, b: loss(m, b) + 0 * m.get_buffer("unkept").add_(1),
         lambda m: 100 * float((m(x[128:]).argmax(1) != y[128:]).double().mean()),
+        n_examples=128,
     )
 
 
@@ -71,7 +90,7 @@ class StopAt(Checkpoint):
         super().__init__(path, every=1e9)
         self.left, self.unwritten = n, 0 if written_at is None else n - written_at
 
-    def tick(self) -> None:
+    def tick(self, at_end: bool = False) -> None:
         self.left -= 1
         if self.left == self.unwritten:
             self.write()
@@ -96,13 +115,48 @@ def same(a: ss.Compressed, b: ss.Compressed) -> bool:
     return a.to_bytes() == b.to_bytes() and records[0] == records[1] and str(a.outcome) == str(b.outcome)
 
 
-@pytest.mark.parametrize("loader", ["shuffled", "own generator", "augmented"])
+@pytest.mark.parametrize("loader", ["shuffled", "own generator", "sampler", "augmented"])
 @pytest.mark.parametrize("config", [STEPS, EPOCHS], ids=["steps", "epochs"])
 def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_bytes(
     config: ss.CompressConfig, loader: str, tmp_path: Path
 ) -> None:
     whole = ss.compress(make_task(loader), config, target=None)
     assert same(stopped_and_resumed(config, None, tmp_path / "run", 7, loader), whole)
+
+
+@pytest.mark.parametrize(("n", "differs"), [(5, False), (20, True)])
+def test_batches_that_do_not_come_again_are_said(n: int, differs: bool, tmp_path: Path) -> None:
+    """In the first pass of 8 they do: it draws from a generator that is new in either run."""
+    with pytest.raises(KeyboardInterrupt):
+        ss.compress(make_task("of its own"), STEPS, target=None, checkpoint=StopAt(tmp_path / "run", n))
+    said: list[str] = []
+    ss.compress(make_task("of its own"), STEPS, target=None, checkpoint=Checkpoint(tmp_path / "run", say=said.append))
+    assert [text[:38] for text in said] == ["Task.train gave other batches than bef"] * differs
+
+
+def test_what_fails_after_the_training_costs_no_training(tmp_path: Path) -> None:
+    """The look after training fails. The next call trains no step, and ends with the same bytes."""
+
+    class Counting(Hook):
+        steps = 0
+
+        def on_step(self, epoch: int, step: int) -> None:
+            self.steps += 1
+
+    whole, trained, rest = ss.compress(make_task(), STEPS, target=None), Counting(), Counting()
+    task, looks = make_task(), list[int]()
+
+    def fails(model: nn.Module) -> float:
+        looks.append(trained.steps)
+        if looks[-2:] == [STEPS.retrain.steps] * 2:  # the last look of the training was the one before
+            raise OSError("no data")
+        return float(task.evaluate(model))  # type: ignore[arg-type]
+
+    failing = dataclasses.replace(make_task(), evaluate=fails)
+    with pytest.raises(TaskError, match="the look after training"):
+        ss.compress(failing, STEPS, [trained], target=None, checkpoint=Checkpoint(tmp_path / "run", every=1e9))
+    assert same(ss.compress(task, STEPS, [rest], target=None, checkpoint=tmp_path / "run"), whole)
+    assert (trained.steps, rest.steps) == (STEPS.retrain.steps, 0)
 
 
 BY_SGD = EPOCHS.override(optimizer="sgd", lr_weights=0.02)

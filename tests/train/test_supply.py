@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from softshare._util.user_code import length_of
 from softshare.config import RetrainConfig
@@ -131,3 +131,18 @@ def test_a_length_that_is_unknown_is_none() -> None:
 class _Stream(torch.utils.data.IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.zeros(4))
+
+
+def test_a_generator_goes_on_where_it_was_at_the_end_of_a_pass() -> None:
+    """A run of a search that begins after it draws from the same generator."""
+
+    def loader() -> DataLoader[tuple[Tensor, ...]]:
+        own = torch.Generator().manual_seed(3)
+        return DataLoader(TensorDataset(torch.arange(12.0)), 4, sampler=RandomSampler(range(12), generator=own))
+
+    config, whole = RetrainConfig(epochs=1), loader()
+    before = Supply(whole, config)
+    list(before.until(1))
+    state, again = before.state_dict(), loader()
+    Supply(again, config).load_state_dict(state)
+    assert torch.equal(torch.cat([b[0] for b in again]), torch.cat([b[0] for b in whole]))

@@ -51,6 +51,10 @@ class OnDevice:
     def sampler(self) -> Any:
         return getattr(self.loader, "sampler", None)
 
+    @property
+    def batch_sampler(self) -> Any:
+        return getattr(self.loader, "batch_sampler", None)
+
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises its own TypeError
 

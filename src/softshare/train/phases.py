@@ -67,7 +67,7 @@ class Phases(Hook):
             with at(f"run {self._runs}") if self._runs > 1 else nullcontext():
                 retrain_(self.task, prior, config, [self], latent, self._checkpoint)
             if self._checkpoint:
-                self._checkpoint.tick()  # a signal may have come in the last look
+                self._checkpoint.tick(at_end=True)  # what comes now may fail, and a signal may have come
         self._done = self.history[-1].epoch
 
     def state_dict(self) -> dict[str, Any]:

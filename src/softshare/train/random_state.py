@@ -31,6 +31,14 @@ def set_random_state(state: dict[str, Any], model: nn.Module | None = None) -> N
             torch.cuda.set_rng_state(state["cuda"][k], k)
 
 
+def generators_of(batches: Any) -> list[torch.Generator]:
+    """Those that a DataLoader and its samplers draw from, if they have their own."""
+    sampler, batch_sampler = getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)
+    owners = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
 def _gpus(model: nn.Module | None) -> set[int]:
     tensors = model.parameters() if model else ()
     return {t.device.index or 0 for t in tensors if t.device.type == "cuda"}

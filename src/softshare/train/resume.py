@@ -35,7 +35,12 @@ from softshare.train.spared import warn
 from softshare.train.step import Step
 from softshare.train.supply import Supply
 
-VERSION = 2
+VERSION = 3
+OTHER_BATCHES = (
+    "Task.train gave other batches than before for the pass that was under way. The run goes on, but ends in another "
+    "file than one that was never stopped. The batches must depend on nothing but the random states of Python, NumPy "
+    "and torch, and the generators of a DataLoader and its samplers"
+)
 ASKED_EVERY, MOST_STEPS = 0.5, 50  # seconds, and steps, after which all processes are asked whether to write or stop
 
 
@@ -100,12 +105,15 @@ class Checkpoint:
         if name in self._loaded:
             part.load_state_dict(self._loaded.pop(name))
 
-    def tick(self) -> None:
-        """Called after each step and at the end. Writes the file if it is time. After a signal, stops the run."""
-        is_due = time.monotonic() - self._written >= self.every
+    def tick(self, at_end: bool = False) -> None:
+        """Called after each step, and at the end of each training. Writes the file if it is time, and at an end.
+
+        After a signal, stops the run.
+        """
+        is_due = at_end or time.monotonic() - self._written >= self.every
         if self._group.size > 1:
             self._steps += 1
-            if self._steps < self._asked_every:
+            if self._steps < self._asked_every and not at_end:
                 return
             is_due = self._agree(is_due)
         if self._signal:

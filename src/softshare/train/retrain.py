@@ -23,7 +23,7 @@ from softshare.train.captured import CapturedStep
 from softshare.train.distill import distilled
 from softshare.train.hard import quantized
 from softshare.train.hooks import EpochRecord, Hook, StopPhaseError
-from softshare.train.resume import Checkpoint, Training
+from softshare.train.resume import OTHER_BATCHES, Checkpoint, Training
 from softshare.train.step import Latent, Step
 from softshare.train.supply import Supply
 from softshare.train.zeroing import bit_price, least_worth, spare_bits_
@@ -61,6 +61,8 @@ def retrain_(
             hook.on_start(config.looks, supply.steps_per_look)
         if checkpoint:
             checkpoint.follow("training", training)
+            if supply.differs and task.group.is_first:
+                checkpoint.say(OTHER_BATCHES)
         for epoch in range(training.look, config.looks + 1):
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from softshare._util.user_code import batches as batches_of
 from softshare._util.user_code import length_of
 from softshare.config import RetrainConfig
 from softshare.errors import ConfigError
 from softshare.task import examples_in
-from softshare.train.random_state import random_state, set_random_state
+from softshare.train.random_state import generators_of, random_state, set_random_state
 
 
 class Supply:
@@ -26,6 +29,8 @@ class Supply:
         self._pass, self._done = 0, 0  # the present pass, and the batches of it that were handed out
         self._iterator: Iterator[Any] | None = None  # of the present pass
         self._start: dict[str, Any] = {}  # the random states at its start
+        self._first = ""  # what its first batch was, before anybody changed it
+        self.differs = False  # whether a run that goes on did not get the batches again that it had
 
     @property
     def steps_per_look(self) -> int | None:
@@ -58,6 +63,8 @@ class Supply:
         for batch in self._iterator:
             self._done += 1
             self._rows = examples_in(batch) or 1
+            if self._done == 1:
+                self._first = _digest(batch)
             yield batch
         self._iterator = None
         if self._done == 0:
@@ -73,10 +80,16 @@ class Supply:
         set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
         if callable(set_epoch):  # a DistributedSampler has another order in each pass only if it is told the pass
             set_epoch(self._pass)
-        self._start = random_state()
-        if isinstance(generator := getattr(self._batches, "generator", None), torch.Generator):  # of a DataLoader
-            self._start["own"] = generator.get_state()
+        self._start = {**random_state(), "own": self._own()}
         self._iterator = iter(batches_of(self._batches))
+
+    def _own(self) -> list[Tensor]:
+        """The states of the generators that the batches have of their own."""
+        return [generator.get_state() for generator in generators_of(self._batches)]
+
+    def _set_own(self, states: list[Tensor]) -> None:
+        for generator, state in zip(generators_of(self._batches), states, strict=False):  # another loader may have none
+            generator.set_state(state)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -85,6 +98,8 @@ class Supply:
             "per_pass": self._per_pass,
             "rows": self._rows,
             "start": self._start if self._iterator is not None else None,
+            "own": self._own(),
+            "first": self._first,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -94,6 +109,7 @@ class Supply:
         """
         self._pass, self._per_pass, self._rows = state["pass"], state["per_pass"], state["rows"]
         if state["start"] is None:
+            self._set_own(state["own"])
             return
         n = length_of(self._batches)
         if self._per_pass is not None and n not in (None, self._per_pass):
@@ -102,14 +118,25 @@ class Supply:
                 "another number of processes, keep the batch of all of them together"
             )
         set_random_state(state["start"])
-        if "own" in state["start"]:
-            self._batches.generator.set_state(state["start"]["own"])  # type: ignore[attr-defined]
+        self._set_own(state["start"]["own"])
         self._pass -= 1
         self._begin_pass()
         assert self._iterator is not None
         for self._done in range(1, state["done"] + 1):
-            next(self._iterator)
+            batch = next(self._iterator)
+            if self._done == 1:
+                self._first = _digest(batch)
+        self.differs = self._first != state["first"]
 
     def batch_size(self, n_examples: int) -> float:
         """The mean over a pass; before one has ended, if the batches have no length, that of the last batch."""
         return n_examples / self._per_pass if self._per_pass else self._rows
+
+
+def _digest(batch: Any) -> str:
+    """Of the tensors in a batch."""
+    found = hashlib.sha256()
+    for leaf in tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            found.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
