@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import softshare as ss
 from softshare.datafree.rates import LAST_FINER, part_of, relatives
+from softshare.errors import ModelError
 
 
 def test_convolutions_beside_batch_norm_have_no_scales() -> None:
@@ -30,3 +34,27 @@ def test_a_small_last_layer_is_finer() -> None:
     assert relatives(sizes, 1.0)["c"] == pytest.approx(plain["c"] / LAST_FINER)
     assert relatives(sizes | {"c": 40_000}, 1.0)["c"] == pytest.approx(40_000**0.25)  # too large
     assert relatives({"b": 40_000, "c": 4_000, "embedding": 90_000}, 1.0)["c"] < plain["c"] / 2  # a table is no layer
+
+
+@pytest.mark.parametrize("limit", [{"bits": 3}, {"bits": 0.5}, {"max_bytes": 100}, {"weight_error": 0.1}], ids=str)
+@pytest.mark.parametrize("with_others", [True, False])
+def test_a_matrix_of_zeros_has_no_bits_to_give(limit: dict[str, Any], with_others: bool) -> None:
+    """As that of an adapter that nobody has trained yet. It is the last tensor, and no other one is finer for it."""
+    state = {"a": torch.randn(20, 20)} if with_others else {}
+    state["b"] = torch.zeros(20, 20)
+    fitted = ss.quantize(state, **limit)
+    decoded = ss.load(io.BytesIO(fitted.data))
+    assert torch.equal(decoded["b"], state["b"])
+    allowed = limit.get("max_bytes", limit.get("bits", 32) * 100)
+    assert fitted.file_bytes <= allowed
+    if with_others and limit == {"bits": 3}:
+        assert fitted.file_bytes > 0.95 * allowed
+
+
+@pytest.mark.parametrize("limit", [{"bits": 3}, {"lossless": True}, {}], ids=str)
+@pytest.mark.parametrize(
+    "state", [{}, {"a": torch.ones(20, 0)}, {"b": torch.ones(0)}], ids=["none", "matrix", "vector"]
+)
+def test_a_checkpoint_without_weights_is_refused(state: dict[str, torch.Tensor], limit: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="expected a checkpoint with weights, got one without any"):
+        ss.quantize(state, **limit)

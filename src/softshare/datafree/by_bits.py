@@ -131,6 +131,8 @@ def finished(
         if NEAR * plan.room <= len(data) <= plan.room:
             break
         own = sum(plan.parts[name].bits(step) for name in last)
+        if not own:  # all of them are zeros
+            break
         ratio = max(1e-3, (8 * (len(data) - plan.fixed) - done.actual) / own) / SAFE
         before = step
     if best is None:

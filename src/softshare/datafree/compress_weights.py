@@ -127,6 +127,8 @@ def quantize(
     if not isinstance(quiet, bool):
         raise ConfigError(f"quiet: expected True or False, got {quiet!r}")
     checkpoint = open_checkpoint(source, rules, header.MAX_ENTRIES)
+    if not any(kind.numel() for kind in checkpoint.kinds.values()):
+        raise ModelError("expected a checkpoint with weights, got one without any: all its tensors are empty")
     delta = None if base is None else Delta(open_base(base))
     if lossless:
         with stages(quiet) as shown:

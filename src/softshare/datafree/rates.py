@@ -164,8 +164,11 @@ def step_for(parts: Iterable[Part], bits: float) -> float:
 
 
 def stages(parts: Mapping[str, Part]) -> list[list[str]]:
-    """Names, the smallest tensors first, in groups that end at about a tenth, a third and two thirds of all weights."""
-    order = sorted(parts, key=lambda name: (parts[name].n, name))
+    """Names, the smallest tensors first, in groups that end at about a tenth, a third and two thirds of all weights.
+
+    Tensors of zeros come before all others: no step changes what they take.
+    """
+    order = sorted(parts, key=lambda name: (parts[name].cells.rms > 0, parts[name].n, name))
     total = sum(p.n for p in parts.values())
     found: list[list[str]] = [[], [], [], []]
     seen = 0
