@@ -117,6 +117,8 @@ class Task:
                 "can be iterated only once. Give a list or a DataLoader"
             )
         if self.n_examples is None:
+            if length_of(self.train) == 0:
+                raise ConfigError("Task.train: expected at least one batch, got none")
             object.__setattr__(self, "n_examples", count_examples(self.train))
         if not isinstance(self.n_examples, int) or isinstance(self.n_examples, bool) or self.n_examples < 1:
             raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
@@ -298,10 +300,13 @@ def count_examples(train: Iterable[Any]) -> int:
         if (n := length_of(getattr(train, owner, None))) is not None:
             return n
     if length_of(train) is None:  # a stream, which may not end
-        raise ConfigError("Task.n_examples: batches without a length cannot be counted. Give n_examples")
+        raise ConfigError(
+            "Task.n_examples: batches without a length cannot be counted. Give n_examples to Task or Task.from_loaders"
+        )
     with torch.random.fork_rng(devices=[]):
         sizes = [examples_in(batch) for batch in batches(train)]
     known = [n for n in sizes if n is not None]
     if len(known) < len(sizes):
-        raise ConfigError("Task.n_examples: the batches hold no tensors that could be counted. Give n_examples")
+        problem = "the batches hold no tensors that could be counted. Give n_examples to Task or Task.from_loaders"
+        raise ConfigError(f"Task.n_examples: {problem}")
     return sum(known)
