@@ -82,6 +82,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("zero_precision_prior", "alpha=-1,beta=2", "zero_precision_prior: Gamma: alpha must be a finite number above 0"),
     ("free_precision_prior", "std=1e200,strength=1", "free_precision_prior: Gamma.from_std: 1 / std^2 must be"),
     ("mixing_prior", "zero=1,free=-2", "mixing_prior: Dirichlet: free must be a finite number above 0, got -2.0"),
+    ("taux", "1", "unknown setting 'taux'; did you mean tau?"),
     ("learning_rate", "1", "unknown setting 'learning_rate'; known are mixtures, components, "),
 ]
 
@@ -142,6 +143,7 @@ REFUSED_FILES: list[tuple[str, str]] = [
     ("version = 2", "my.toml: expected version 4 of the settings, got 2"),
     ("prior = 3", "my.toml: expected a table [prior], got 3"),
     ("[prior]\ntau = 3", "my.toml: [prior] has no setting 'tau'; known are mixtures, "),
+    ("[prior]\nwidht = 3", "my.toml: [prior] has no setting 'widht'; did you mean width?"),
     ("learning_rate = 3", "my.toml: unknown setting 'learning_rate'; known are mixtures, "),
     ("[training]\ntau = 3", "my.toml: unknown setting 'training'; known are mixtures, "),
     ("tau = 1\n[retrain]\ntau = 2", "my.toml: tau is given twice"),

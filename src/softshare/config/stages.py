@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+from softshare._util.calls import meant
 from softshare._util.schema import Versioned, require, require_types
 from softshare.config.fields import Range, option
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
@@ -320,8 +321,8 @@ class CompressConfig(Versioned):
         for name, value in values.items():
             owner = next((s for s, stage in stages.items() if name in stage.__dataclass_fields__), None)
             if owner is None:
-                known = ", ".join(n for stage in stages.values() for n in stage.__dataclass_fields__)
-                raise ConfigError(f"unknown setting {name!r}; known are {known}")
+                known = (n for stage in stages.values() for n in stage.__dataclass_fields__)
+                raise ConfigError(f"unknown setting {name!r}; {meant(name, known)}")
             changes[owner][name] = value
         return CompressConfig(**{s: dataclasses.replace(stage, **changes[s]) for s, stage in stages.items()})
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softshare._util.calls import checked
 from softshare._util.work_stages import stages
 from softshare.codec import BaseSource, header, header_checks, open_base
 from softshare.config import EncodeConfig, Rule
@@ -22,7 +23,7 @@ from softshare.datafree.fitted import FittedWeights as FittedWeights
 from softshare.datafree.lossless import whole
 from softshare.datafree.source import Source
 from softshare.errors import ConfigError, ModelError
-from softshare.network.checkpoint import open_checkpoint
+from softshare.network.checkpoint import Checkpoint, open_checkpoint
 from softshare.network.wrapped import unwrapped
 
 ERROR = 0.05  # default error of a tensor: about 4.6 bits per weight if weights are normal
@@ -30,6 +31,7 @@ LEAST_ERROR = 0.001  # twice the error of the narrowest components, because the 
 _DEFAULTS = EncodeConfig()
 
 
+@checked("quantize(model, bits=4)")
 def quantize(
     source: str | os.PathLike[str] | Mapping[str, Tensor] | nn.Module,
     *,
@@ -108,7 +110,7 @@ def quantize(
     for name in ("bits", "max_bytes", "weight_error", "loss_increase"):
         if isinstance(limits[name], bool) or not isinstance(limits[name], int | float | None):
             raise ConfigError(f"{name}: expected a number, got {limits[name]!r}")
-    if bits is not None and not 0 < bits < math.inf:
+    if bits is not None and not bits > 0:
         raise ConfigError(f"bits: expected a number above 0, got {bits}")
     if max_bytes is not None and max_bytes <= 0:
         raise ConfigError(f"max_bytes: expected a number above 0, got {max_bytes}")
@@ -136,6 +138,7 @@ def quantize(
         raise ModelError(
             f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
         )
+    _check_saving(bits, checkpoint)
     header_checks.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
     with stages(quiet) as shown:
         work = Source(checkpoint, config, delta, shown)
@@ -150,6 +153,17 @@ def quantize(
         if bits is not None:
             return by_bits(work, bits, tuple(rules))
         return by_error(work, ERROR if weight_error is None else weight_error)
+
+
+def _check_saving(bits: float | None, checkpoint: Checkpoint) -> None:
+    """A limit of as many bits as the weights have already would be no compression."""
+    kinds = checkpoint.kinds.values()
+    own = 8 * sum(k.numel() * k.element_size() for k in kinds) / max(1, sum(k.numel() for k in kinds))
+    if bits is not None and bits >= own:
+        raise ConfigError(
+            f"bits: expected a number above 0 and below {own:.3g}, which is what the weights take now, got {bits}. To "
+            "keep every bit, give lossless=True"
+        )
 
 
 compress_weights = quantize
