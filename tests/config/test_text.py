@@ -115,12 +115,13 @@ def test_steps_that_epochs_replace_are_a_comment() -> None:
 
 
 def test_the_file_says_what_every_setting_is() -> None:
-    """The comment above a setting is its help, and a table is headed by what its stage is about."""
+    """The comment above a setting is its help, and a table is headed by the first sentence on its stage."""
     text = to_toml(CompressConfig())
     said = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(len(line) <= 120 for line in text.splitlines())
     for stage, kind in STAGES.items():
-        assert f"{kind.__doc__} [{stage}]" in said
+        about = kind.__doc__.partition("\n\n")[0]
+        assert f"{about} [{stage}]" in said
         for field in dataclasses.fields(kind):
             assert re.search(rf"{re.escape(help_of(kind)[field.name])} (One of: [\w, ]+\. )?{field.name} = ", said)
     assert "One of: auto, triton, numba, torch. backend" in said

@@ -60,7 +60,7 @@ def quantize(
     Args:
         source: a network, its state dict, or the path of a checkpoint: safetensors, a folder of shards with its index,
             a Hugging Face folder, GGUF, `torch.save` or ONNX.
-        bits: per weight, at most, over the whole file.
+        bits: per weight, at most, over the whole file: fewer than the weights have now.
         max_bytes: of the whole file, at most.
         weight_error: at most, of each shared tensor, relative to the root mean square of its weights.
         loss_increase: at most, of the mean loss on a part of `calibrate`, which needs labels. Give one of these four;
@@ -78,7 +78,7 @@ def quantize(
         quiet: show no progress. It is shown only in a terminal or a notebook.
 
     Returns:
-        The quantized weights and their file, with `save` and `summary`.
+        The quantized weights and their file, with `save`, `summary`, `table` and `report`.
     """
     model = unwrapped(source) if isinstance(source, nn.Module) else None
     limited = bits is not None or max_bytes is not None or loss_increase is not None
