@@ -81,7 +81,11 @@ def test_the_test_data_give_the_final_figures() -> None:
         ((), {}, "missing a required argument: 'task'"),
         ((3,), {}, r"expected a softshare\.Task or a torch\.nn\.Module, got int"),
         ((network(), []), {}, "missing a required argument: 'val_loader'"),
-        ((network(), [], []), {"tau": 1}, "unexpected keyword argument 'tau'"),
+        ((network(), [], []), {"tau": 1}, r"unexpected keyword argument 'tau'; known are model, .* Call compress\("),
+        ((network(), [], []), {"los": 1}, r"unexpected keyword argument 'los'; did you mean loss\? Call compress\("),
+        ((network(), [], []), {"loss_fn": 1}, r"did you mean loss\?"),
+        ((network(), [], loaders()[1]), {"loss": nn.MSELoss()}, "^train_loader: expected at least one batch, got none"),
+        ((network(), *loaders()), {}, "^expected a loss function, or .* Give a loss function, such as nn.CrossEntropy"),
         (
             (network(), *loaders()),
             {"loss": nn.MSELoss(), "config": {"tau": 1}},

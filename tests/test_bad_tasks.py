@@ -220,7 +220,7 @@ def test_failures_of_the_parts_of_loaders() -> None:
         of(val=[(torch.ones(2, 3), torch.zeros(2))])
     with pytest.raises(TaskError, match=r"^val_loader failed in the look before training, batch 3: KeyError"):
         ss.compress(of(val=Train(1)), CONFIG, target=None)
-    with pytest.raises(TaskError, match=r"^loss_fn failed in epoch 1, batch 1: KeyError: 'label'$"):
+    with pytest.raises(TaskError, match=r"^the loss function failed in epoch 1, batch 1: KeyError: 'label'$"):
         ss.compress(of(loss_fn=lambda output, target: fails(), metric="error"), CONFIG, target=None)
 
 
@@ -280,7 +280,7 @@ def test_a_value_of_another_kind_from_the_parts_of_loaders() -> None:
     def each(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target, reduction="none")
 
-    with pytest.raises(ConfigError, match=r"^loss_fn in epoch 1, batch 1: expected the mean loss .* Use reduction='m"):
+    with pytest.raises(ConfigError, match=r"^the loss function in epoch 1, batch 1: expected the mean .* Use r"):
         ss.compress(of(each, "error"), CONFIG, target=None)
 
 

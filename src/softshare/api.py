@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from softshare import route
+from softshare._util.calls import check_call
 from softshare._util.printable import printable
 from softshare._util.run_folder import FRAMES, HISTORY, MODEL, PRETRAINED, RESULT
 from softshare._util.work_stages import shows_progress
@@ -37,7 +37,7 @@ from softshare.train.progress import CsvLog, ProgressBar
 from softshare.train.resume import Checkpoint
 from softshare.train.spared import Spared, spared
 
-CALLS = "compress(task) or compress(model, train_loader, val_loader, loss=...)"
+USAGE = "compress(task) or compress(model, train_loader, val_loader, loss=...)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +117,7 @@ def compress(*args: Any, **kwargs: Any) -> Compressed:
         The network as it will be written, with `save`, `summary` and `report`.
     """
     form = _of_network if "model" in kwargs or (args and isinstance(args[0], nn.Module)) else _of_task
-    try:
-        inspect.signature(form).bind(*args, **kwargs)
-    except TypeError as problem:
-        raise ConfigError(f"compress: {problem}. Call {CALLS}") from None
+    check_call(USAGE, form, args, kwargs)
     return form(*args, **kwargs)
 
 

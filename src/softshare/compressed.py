@@ -31,7 +31,14 @@ from softshare.train.hooks import EpochRecord
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """A quantized network that is ready to be written, with the training that led to it."""
+    """A quantized network that is ready to be written, with the training that led to it:
+
+        compressed = softshare.compress(task)
+        print(compressed.summary())
+        compressed.save("model.sws")
+
+    `outcome` says what the network lost and whether the target is met, and `history` how training went.
+    """
 
     quantized: QuantizedWeights
     mixtures: Mapping[str, Mixture] = field(repr=False)  # the merged mixture of each shared tensor, if any

@@ -9,7 +9,15 @@ if TYPE_CHECKING:
 
 
 class SoftShareError(Exception):
-    """The base of all errors raised on purpose. The command line turns it into exit status 2."""
+    """The base of all errors raised on purpose:
+
+        try:
+            softshare.load("model.sws")
+        except softshare.SoftShareError as problem:
+            print(problem)
+
+    The command line turns it into exit status 2.
+    """
 
 
 class ConfigError(SoftShareError, ValueError):

@@ -41,7 +41,14 @@ MOST_CHARACTERS = 1000  # of a name in a result
 
 @dataclass(frozen=True)
 class Result:
-    """One measured point; the same schema for every method."""
+    """One measured point; the same schema for every method:
+
+        result = softshare.measure(task, compressed, config)
+        print(result.error_before, result.error_after, result.ratio)
+        result.save("result.json")
+
+    `Result.load` reads the file back.
+    """
 
     schema: int
     experiment: str
@@ -112,12 +119,23 @@ class Result:
         return json.dumps(values if known else {**values, "error_bits": None}, indent=2) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Write it as JSON, whole or not at all.
+
+        Args:
+            path: of the file, which is replaced if it exists.
+        """
         write_atomic(path, self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read a `result.json`, whoever wrote it."""
+        """Read a `result.json`, whoever wrote it.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The result, if the file holds one that tables and figures can show.
+        """
         data = read_bytes(path)
         try:
             values = read_json(data)

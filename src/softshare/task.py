@@ -21,7 +21,10 @@ COUNTED: Any = None  # a number that the task counts itself
 
 @dataclass(frozen=True)
 class Metric:
-    """What `Task.evaluate` measures: its name, its unit, and whether more of it is better.
+    """What `Task.evaluate` measures: its name, its unit, and whether more of it is better:
+
+        metric = softshare.Metric("PSNR", "dB", higher_is_better=True)
+        print(metric.text(31.2))  # 31.2 dB
 
     The name is also the key of the measure if `evaluate` returns several in a dict.
     """
@@ -44,29 +47,76 @@ class Metric:
         return f"{self.name} {self.unit}".rstrip()
 
     def number(self, value: float, more_digits: int = 0) -> str:
-        """The value without its unit: '1.62', '0.0123'."""
+        """The value without its unit: '1.62', '0.0123'.
+
+        Args:
+            value: of the metric.
+            more_digits: than usual.
+
+        Returns:
+            A text.
+        """
         return f"{value:.{2 + more_digits}f}" if self.unit == "%" else f"{value:.{4 + more_digits}g}"
 
     def text(self, value: float, more_digits: int = 0) -> str:
-        """The value with its unit: '1.62%', '0.0123', '31.2 dB'."""
+        """The value with its unit: '1.62%', '0.0123', '31.2 dB'.
+
+        Args:
+            value: of the metric.
+            more_digits: than usual.
+
+        Returns:
+            A text.
+        """
         return self.number(value, more_digits) + (self.unit if self.unit in ("", "%") else f" {self.unit}")
 
     def badness(self, value: float) -> float:
-        """A number that is smaller for a better value: the value itself, or its negative if higher is better."""
+        """A number that is smaller for a better value.
+
+        Args:
+            value: of the metric.
+
+        Returns:
+            The value itself, or its negative if higher is better.
+        """
         return -value if self.higher_is_better else value
 
     def loss(self, before: float, after: float) -> float:
-        """How much worse `after` is than `before`. It is negative if `after` is better."""
+        """How much worse one value is than another.
+
+        Args:
+            before: the value to compare with.
+            after: the other value.
+
+        Returns:
+            The difference. It is negative if `after` is better.
+        """
         return before - after if self.higher_is_better else after - before
 
     def worse(self, value: float, by: float) -> float:
-        """The value that is worse by this much."""
+        """A worse value.
+
+        Args:
+            value: to start from.
+            by: how much worse, in the unit of the metric.
+
+        Returns:
+            The value that is worse by this much.
+        """
         return value - by if self.higher_is_better else value + by
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """What softshare must know about a network: how to train it and how to judge it.
+
+        def loss(model, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+        def error(model):  # in percent
+            return 100 * sum(float((model(x).argmax(1) != y).sum()) for x, y in val_loader) / len(val_loader.dataset)
+
+        task = softshare.Task(model, train_loader, loss, error)
 
     `Task.from_loaders` makes one from two DataLoaders and a loss function.
 
@@ -117,6 +167,8 @@ class Task:
                 "can be iterated only once. Give a list or a DataLoader"
             )
         if self.n_examples is None:
+            if length_of(self.train) == 0:
+                raise ConfigError("Task.train: expected at least one batch, got none")
             object.__setattr__(self, "n_examples", count_examples(self.train))
         if not isinstance(self.n_examples, int) or isinstance(self.n_examples, bool) or self.n_examples < 1:
             raise ConfigError(f"Task.n_examples: expected a whole number of at least 1, got {self.n_examples!r}")
@@ -298,10 +350,13 @@ def count_examples(train: Iterable[Any]) -> int:
         if (n := length_of(getattr(train, owner, None))) is not None:
             return n
     if length_of(train) is None:  # a stream, which may not end
-        raise ConfigError("Task.n_examples: batches without a length cannot be counted. Give n_examples")
+        raise ConfigError(
+            "Task.n_examples: batches without a length cannot be counted. Give n_examples to Task or Task.from_loaders"
+        )
     with torch.random.fork_rng(devices=[]):
         sizes = [examples_in(batch) for batch in batches(train)]
     known = [n for n in sizes if n is not None]
     if len(known) < len(sizes):
-        raise ConfigError("Task.n_examples: the batches hold no tensors that could be counted. Give n_examples")
+        problem = "the batches hold no tensors that could be counted. Give n_examples to Task or Task.from_loaders"
+        raise ConfigError(f"Task.n_examples: {problem}")
     return sum(known)

@@ -199,7 +199,7 @@ def test_a_bad_value_is_refused_with_its_option() -> None:
             "^--rule: expected 'share:PATTERN', 'keep:PATTERN' or 'drop:PATTERN', got 'fc1.weight'",
         ),
         (["--set", "tau"], "^--set: expected NAME=VALUE, for example tau=0.01, got 'tau'"),
-        (["--set", "Tau=1"], "^unknown setting 'Tau'; known are "),
+        (["--set", "Tau=1"], "^unknown setting 'Tau'; did you mean tau"),
         (["--set", "tau=x"], "^tau: expected a number, got 'x'"),
     ):
         with pytest.raises(ConfigError, match=message):

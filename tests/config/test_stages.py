@@ -283,6 +283,14 @@ UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+def test_an_unknown_setting_gets_the_name_that_was_meant() -> None:
+    settings: Any = CompressConfig()
+    with pytest.raises(ConfigError, match=r"^unknown setting 'taux'; did you mean tau\?$"):
+        settings.override(taux=1)
+    with pytest.raises(ConfigError, match=r"^unknown setting 'learning_rate'; known are mixtures, .* compact$"):
+        settings.override(learning_rate=1)
+
+
 def test_an_unknown_field_is_refused_with_its_path() -> None:
     for values, path, name in UNKNOWN:
         with pytest.raises(ConfigError) as error:

@@ -82,6 +82,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("zero_precision_prior", "alpha=-1,beta=2", "zero_precision_prior: Gamma: alpha must be a finite number above 0"),
     ("free_precision_prior", "std=1e200,strength=1", "free_precision_prior: Gamma.from_std: 1 / std^2 must be"),
     ("mixing_prior", "zero=1,free=-2", "mixing_prior: Dirichlet: free must be a finite number above 0, got -2.0"),
+    ("taux", "1", "unknown setting 'taux'; did you mean tau?"),
     ("learning_rate", "1", "unknown setting 'learning_rate'; known are mixtures, components, "),
 ]
 
@@ -114,12 +115,13 @@ def test_steps_that_epochs_replace_are_a_comment() -> None:
 
 
 def test_the_file_says_what_every_setting_is() -> None:
-    """The comment above a setting is its help, and a table is headed by what its stage is about."""
+    """The comment above a setting is its help, and a table is headed by the first sentence on its stage."""
     text = to_toml(CompressConfig())
     said = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(len(line) <= 120 for line in text.splitlines())
     for stage, kind in STAGES.items():
-        assert f"{kind.__doc__} [{stage}]" in said
+        about = kind.__doc__.partition("\n\n")[0]
+        assert f"{about} [{stage}]" in said
         for field in dataclasses.fields(kind):
             assert re.search(rf"{re.escape(help_of(kind)[field.name])} (One of: [\w, ]+\. )?{field.name} = ", said)
     assert "One of: auto, triton, numba, torch. backend" in said
@@ -142,6 +144,7 @@ REFUSED_FILES: list[tuple[str, str]] = [
     ("version = 2", "my.toml: expected version 4 of the settings, got 2"),
     ("prior = 3", "my.toml: expected a table [prior], got 3"),
     ("[prior]\ntau = 3", "my.toml: [prior] has no setting 'tau'; known are mixtures, "),
+    ("[prior]\nwidht = 3", "my.toml: [prior] has no setting 'widht'; did you mean width?"),
     ("learning_rate = 3", "my.toml: unknown setting 'learning_rate'; known are mixtures, "),
     ("[training]\ntau = 3", "my.toml: unknown setting 'training'; known are mixtures, "),
     ("tau = 1\n[retrain]\ntau = 2", "my.toml: tau is given twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -208,6 +209,10 @@ def test_refusals(state: dict[str, Tensor]) -> None:
     refused: list[tuple[dict[str, object], str]] = [
         ({"bits": 3, "weight_error": 0.1}, "got bits and weight_error; give one"),
         ({"bits": 0}, "bits: expected a number above 0"),
+        (
+            {"bit": 4},
+            r"^quantize: got an unexpected keyword argument 'bit'; did you mean bits\? Call quantize\(model, ",
+        ),
         ({"bits": "4"}, "bits: expected a number, got '4'"),
         ({"max_bytes": True}, "max_bytes: expected a number, got True"),
         (
@@ -223,6 +228,26 @@ def test_refusals(state: dict[str, Tensor]) -> None:
     for changes, message in refused:
         with pytest.raises(ConfigError, match=message):
             ss.compress_weights(state, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "own"), [(torch.float32, 32), (torch.float16, 16), (torch.bfloat16, 16)])
+def test_as_many_bits_as_the_weights_have_are_no_compression(dtype: torch.dtype, own: int) -> None:
+    state = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)}
+    for bits in (own, 99, float("inf")):
+        with pytest.raises(ConfigError, match=rf"^bits: .* above 0 and below {own}, .* got {bits}\. .* lossless=True$"):
+            ss.quantize(state, bits=bits)
+    assert ss.quantize(state, bits=own - 1).ratio > 1
+
+
+def test_a_call_keeps_its_signature_and_its_name() -> None:
+    """An editor shows them. `compress_weights` is the same function."""
+    assert list(inspect.signature(ss.quantize).parameters)[:2] == ["source", "bits"]
+    assert ss.quantize.__name__ == "quantize"
+    assert ss.compress_weights is ss.quantize
+    with pytest.raises(
+        ConfigError, match=r"^quantize: too many positional arguments\. Call quantize\(model, bits=4\)$"
+    ):
+        ss.quantize(nn.Linear(4, 4), 4)  # type: ignore[call-arg]
 
 
 def test_batches_that_are_none() -> None:

@@ -497,23 +497,29 @@ def test_a_task_of_loaders_is_compressed() -> None:
 def test_what_cannot_be_understood_is_refused() -> None:
     good, entropy = classification(), nn.CrossEntropyLoss()
     x = torch.randn(4, 2)
+    all_dropped: Any = DataLoader(TensorDataset(x), batch_size=5, drop_last=True)
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: of_loaders([{1, 2}], entropy), "expected batches that are tuples .* got set. Change the loader's"),
         (lambda: of_loaders([()], entropy), "expected batches that are tuples .* got tuple"),
-        (lambda: of_loaders([], entropy, train=good), "val_loader: expected at least one batch, got none"),
+        (lambda: of_loaders([], entropy, train=good), "^val_loader: expected at least one batch, got none"),
+        (lambda: of_loaders(good, entropy, train=[]), "^train_loader: expected at least one batch, got none"),
+        (lambda: of_loaders(good, entropy, train=all_dropped), "^train_loader: expected at least one batch, got none"),
         (lambda: of_loaders(iter(good), entropy), "train_loader: expected batches that can be iterated again"),
         (lambda: of_loaders(5, entropy), "train_loader: expected an iterable of batches, got int"),
         (lambda: of_loaders(good, nn.CrossEntropyLoss), r"got the class CrossEntropyLoss. Give CrossEntropyLoss\(\)"),
-        (lambda: of_loaders(good, "mse"), "loss_fn: expected a function of output and target, or None, got 'mse'"),
+        (
+            lambda: of_loaders(good, "mse"),
+            "the loss function: expected a function of output and target, or None, got 'mse'",
+        ),
         (lambda: of_loaders(good, nn.CrossEntropyLoss(reduction="sum")), "got reduction='sum'. Use reduction='mean'"),
-        (lambda: of_loaders(good), "expected a loss_fn, or a model whose output has a loss"),
+        (lambda: of_loaders(good), "expected a loss function, or a model whose output has a loss, got no function"),
         (lambda: of_loaders(good, entropy, "f1"), "expected one of error, accuracy, mse, mae, .* got 'f1'"),
         (lambda: of_loaders(good, entropy, ss.Metric()), "metric: expected one of .* got Metric"),
         (lambda: of_loaders(good, entropy, Best), "metric: expected one of .* an object with update"),
         (lambda: of_loaders(good, entropy, {}), "expected at least one metric in the dict, got none"),
         (lambda: of_loaders(good, entropy, "mse"), r"need an output and a target of one size, got .*\(4, 3\)"),
         (lambda: of_loaders([(x, x)], F.mse_loss, "error"), r"need logits \(batch, classes, ...\) and whole numbers"),
-        (lambda: of_loaders([{"x": x}], F.mse_loss), "expected a target in each batch .* labels, label, targets"),
+        (lambda: of_loaders([{"x": x}], F.mse_loss), "expected a target in each batch, by .* labels, label, targets"),
         (lambda: ss.Task.from_loaders(3, good, good, entropy), "expected a torch.nn.Module, got int"),  # type: ignore
     ]
     for make, message in cases:

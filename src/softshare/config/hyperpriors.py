@@ -25,6 +25,9 @@ def _require_positive(owner: str, **values: float) -> None:
 class Gamma:
     """Gamma(alpha, beta) on a precision: -log p = -(alpha - 1) log precision + beta * precision + const.
 
+        held = softshare.Gamma.from_std(0.02, strength=70)
+        config = softshare.CompressConfig().override(width=None, free_precision_prior=held)
+
     For alpha above 1 the Gamma has a mode, and the constant makes the density 1 at that mode.
     """
 
@@ -69,7 +72,14 @@ class Gamma:
         self,
         log_var: Tensor,  # any shape
     ) -> Tensor:
-        """-log p of the precisions, summed, without its constant. 0-d."""
+        """-log p of the precisions, without its constant.
+
+        Args:
+            log_var: the log-variances.
+
+        Returns:
+            The sum over them, 0-d.
+        """
         if self.alpha <= 1:
             return ((self.alpha - 1) * log_var + self.beta * (-log_var).exp()).sum()
         # The value at the mode, where beta * precision = alpha - 1, is subtracted: for a strong prior it is so large
@@ -83,7 +93,13 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Beta:
-    """Beta(alpha, beta) on the mixing of the zero component. The pseudo-count is alpha + beta."""
+    """Beta(alpha, beta) on the mixing of the zero component:
+
+        prior = softshare.Beta.from_mode(free=0.01, count=1e5)
+        config = softshare.CompressConfig().override(mixing_prior=prior)
+
+    The pseudo-count is alpha + beta.
+    """
 
     alpha: float
     beta: float
@@ -118,7 +134,14 @@ class Beta:
         self,
         log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
-        """-log p of the mixing, without its constant. 0-d."""
+        """-log p of the mixing, without its constant.
+
+        Args:
+            log_mixing: the logarithms of the mixing, the zero component first.
+
+        Returns:
+            The sum over the mixtures, 0-d.
+        """
         log_free = log_mixing[..., 1:].logsumexp(-1)
         return (-(self.alpha - 1) * log_mixing[..., 0] - (self.beta - 1) * log_free).sum()
 
@@ -128,7 +151,12 @@ class Beta:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Dirichlet on all mixings: concentration `zero` for the zero component, `free` for each of the others."""
+    """Dirichlet on all mixings:
+
+        config = softshare.CompressConfig().override(mixing_prior=softshare.Dirichlet(zero=1e5, free=10))
+
+    The concentration is `zero` for the zero component, and `free` for each of the others.
+    """
 
     zero: float
     free: float
@@ -140,7 +168,14 @@ class Dirichlet:
         self,
         log_mixing: Tensor,  # (..., J + 1), the zero component first; several mixtures are summed
     ) -> Tensor:
-        """-log p of the mixing, without its constant. 0-d."""
+        """-log p of the mixing, without its constant.
+
+        Args:
+            log_mixing: the logarithms of the mixing, the zero component first.
+
+        Returns:
+            The sum over the mixtures, 0-d.
+        """
         return -(self.zero - 1) * log_mixing[..., 0].sum() - (self.free - 1) * log_mixing[..., 1:].sum()
 
     def __str__(self) -> str:

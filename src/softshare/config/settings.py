@@ -28,7 +28,10 @@ Speed = Literal["smallest", "balanced", "fastest"]
 class Rule:
     """Whether the tensors whose state-dict name matches the shell pattern are shared, kept unchanged, or dropped.
 
-    A dropped tensor is left out of the file. It must be frozen, and whoever loads the file must have it already.
+        softshare.quantize(model, bits=4, rules=[softshare.Rule("head.*")])  # keeps the head unchanged
+
+    The first rule that matches decides. A dropped tensor is left out of the file. It must be frozen, and whoever loads
+    the file must have it already.
     """
 
     pattern: str
@@ -43,7 +46,14 @@ class Rule:
         return f"{'share' if self.share else 'drop' if self.drop else 'keep'}:{self.pattern}"
 
     def matches(self, names: Iterable[str]) -> bool:
-        """Whether the pattern fits one of the names of a tensor."""
+        """Whether the pattern fits one of the names of a tensor.
+
+        Args:
+            names: under which the state dict has the tensor.
+
+        Returns:
+            Whether one fits.
+        """
         return any(fnmatchcase(name, self.pattern) for name in names)
 
 

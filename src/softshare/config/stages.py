@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+from softshare._util.calls import meant
 from softshare._util.schema import Versioned, require, require_types
 from softshare.config.fields import Range, option
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
@@ -46,7 +47,12 @@ _BETA_RANGE = {"free": Range(1e-4, 0.1, log=True), "count": Range(1e3, 1e7, log=
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """The mixture over the weights: components, initial values, hyper-priors and learning rates."""
+    """The mixture over the weights: components, initial values, hyper-priors and learning rates.
+
+        config = softshare.CompressConfig(prior=softshare.PriorConfig(components=8))
+
+    `CompressConfig.override` sets the same fields by name.
+    """
 
     mixtures: Mixtures = option("layer")
     """Use one mixture for each layer, or one for all weights, as in the paper."""
@@ -110,7 +116,12 @@ class PriorConfig:
 
 @dataclass(frozen=True)
 class RetrainConfig:
-    """Retraining under the prior."""
+    """Retraining under the prior.
+
+        config = softshare.CompressConfig(retrain=softshare.RetrainConfig(epochs=20))
+
+    `CompressConfig.override` sets the same fields by name.
+    """
 
     steps: int = option(6000, Range(3000, 12000))
     """Length of the run in optimizer steps, over as many passes as that takes or a part of one."""
@@ -163,7 +174,14 @@ class RetrainConfig:
         return self.epochs or min(MOST_LOOKS, max(FEWEST_LOOKS, self.steps // STEPS_PER_LOOK), self.steps)
 
     def counted(self, n_examples: int) -> int:
-        """The examples that tau is divided by."""
+        """The examples that tau is divided by.
+
+        Args:
+            n_examples: of the task.
+
+        Returns:
+            Their number, or a fixed one with the scaling 'auto'.
+        """
         return n_examples if self.scaling == "paper" else COUNTED
 
     @property
@@ -172,17 +190,36 @@ class RetrainConfig:
         return self.scaling == "auto" and self.optimizer == "adam"
 
     def tau_at(self, progress: float) -> float:
-        """Tau when this share of the run is done."""
+        """Tau in the course of the run.
+
+        Args:
+            progress: the share of the run that is done.
+
+        Returns:
+            Tau at that time.
+        """
         return self.tau * (min(1.0, progress / self.tau_warmup) if self.tau_warmup else 1.0)
 
     def decay_at(self, progress: float) -> float:
-        """The factor of all learning rates when this share of the run is done."""
+        """The factor of all learning rates in the course of the run.
+
+        Args:
+            progress: the share of the run that is done.
+
+        Returns:
+            The factor at that time.
+        """
         return 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
 
 
 @dataclass(frozen=True)
 class MergeConfig:
-    """Merging of components that have become similar."""
+    """Merging of components that have become similar.
+
+        config = softshare.CompressConfig(merge=softshare.MergeConfig(merge_threshold=0.02))
+
+    `CompressConfig.override` sets the same fields by name.
+    """
 
     merge_threshold: float = option(0.01)
     """Merge components whose symmetric KL divergence is below this, in nats (paper, 4.3)."""
@@ -208,7 +245,12 @@ class SimplifyConfig:
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    """How the file is written."""
+    """How the file is written.
+
+        softshare.quantize(model, bits=4, config=softshare.EncodeConfig(speed="smallest"))
+
+    `CompressConfig.override` sets the same fields by name.
+    """
 
     codec: Codec = option("adaptive")
     """Coder of the shared weights. 'adaptive' learns where the non-zero weights are. 'han' is the paper's format
@@ -235,6 +277,9 @@ class EncodeConfig:
 @dataclass(frozen=True)
 class CompressConfig(Versioned):
     """The settings of the whole route, stage by stage. The defaults are the best we know.
+
+        config = softshare.CompressConfig().override(tau=0.01, steps=3000)
+        softshare.compress(task, config)
 
     The defaults differ from `CompressConfig.paper()`, the paper's own settings. Each layer has its own mixture of few
     components, with widths relative to the weights of the layer. The learning rates fall to 0 along a cosine. After a
@@ -289,7 +334,14 @@ class CompressConfig(Versioned):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CompressConfig:
-        """Settings from plain values, such as those in `result.json`, also of older versions."""
+        """Settings from plain values, such as those in `result.json`, also of older versions.
+
+        Args:
+            values: by stage and name, with their version, as `to_dict` gives them.
+
+        Returns:
+            The settings.
+        """
         return super().from_dict(upgraded(values))
 
     @property
@@ -320,8 +372,8 @@ class CompressConfig(Versioned):
         for name, value in values.items():
             owner = next((s for s, stage in stages.items() if name in stage.__dataclass_fields__), None)
             if owner is None:
-                known = ", ".join(n for stage in stages.values() for n in stage.__dataclass_fields__)
-                raise ConfigError(f"unknown setting {name!r}; known are {known}")
+                known = (n for stage in stages.values() for n in stage.__dataclass_fields__)
+                raise ConfigError(f"unknown setting {name!r}; {meant(name, known)}")
             changes[owner][name] = value
         return CompressConfig(**{s: dataclasses.replace(stage, **changes[s]) for s, stage in stages.items()})
 

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from softshare._util.calls import meant
 from softshare._util.schema import from_plain
 from softshare.config.fields import help_of
 from softshare.config.hyperpriors import Beta, Dirichlet, Gamma
@@ -33,7 +34,7 @@ def parse(name: str, text: str, shown: str | None = None) -> Any:
     """Convert a text to the type of a setting. An error calls the setting `shown`, by default its name."""
     shown = shown or name
     if name not in HINTS:
-        raise ConfigError(f"unknown setting {name!r}; known are {', '.join(HINTS)}")
+        raise ConfigError(f"unknown setting {name!r}; {meant(name, HINTS)}")
     hint = HINTS[name]
     members = typing.get_args(hint)
     if type(None) in members and text == "none":
@@ -144,8 +145,8 @@ def from_toml(data: str, where: str) -> dict[str, Any]:
         table = value if name in STAGES else {name: value}
         for key, own in table.items():
             if name in STAGES and key not in typing.get_type_hints(STAGES[name]):
-                known = ", ".join(typing.get_type_hints(STAGES[name]))
-                raise ConfigError(f"{where}: [{name}] has no setting {key!r}; known are {known}")
+                known = typing.get_type_hints(STAGES[name])
+                raise ConfigError(f"{where}: [{name}] has no setting {key!r}; {meant(key, known)}")
             if key in found:
                 raise ConfigError(f"{where}: {key} is given twice. Remove one of the two")
             try:

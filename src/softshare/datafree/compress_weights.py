@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softshare._util.calls import checked
 from softshare._util.work_stages import stages
 from softshare.codec import BaseSource, header, header_checks, open_base
 from softshare.config import EncodeConfig, Rule
@@ -22,7 +23,7 @@ from softshare.datafree.fitted import FittedWeights as FittedWeights
 from softshare.datafree.lossless import whole
 from softshare.datafree.source import Source
 from softshare.errors import ConfigError, ModelError
-from softshare.network.checkpoint import open_checkpoint
+from softshare.network.checkpoint import Checkpoint, open_checkpoint
 from softshare.network.wrapped import unwrapped
 
 ERROR = 0.05  # default error of a tensor: about 4.6 bits per weight if weights are normal
@@ -30,6 +31,7 @@ LEAST_ERROR = 0.001  # twice the error of the narrowest components, because the 
 _DEFAULTS = EncodeConfig()
 
 
+@checked("quantize(model, bits=4)")
 def quantize(
     source: str | os.PathLike[str] | Mapping[str, Tensor] | nn.Module,
     *,
@@ -58,7 +60,7 @@ def quantize(
     Args:
         source: a network, its state dict, or the path of a checkpoint: safetensors, a folder of shards with its index,
             a Hugging Face folder, GGUF, `torch.save` or ONNX.
-        bits: per weight, at most, over the whole file.
+        bits: per weight, at most, over the whole file: fewer than the weights have now.
         max_bytes: of the whole file, at most.
         weight_error: at most, of each shared tensor, relative to the root mean square of its weights.
         loss_increase: at most, of the mean loss on a part of `calibrate`, which needs labels. Give one of these four;
@@ -76,7 +78,7 @@ def quantize(
         quiet: show no progress. It is shown only in a terminal or a notebook.
 
     Returns:
-        The quantized weights and their file, with `save` and `summary`.
+        The quantized weights and their file, with `save`, `summary`, `table` and `report`.
     """
     model = unwrapped(source) if isinstance(source, nn.Module) else None
     limited = bits is not None or max_bytes is not None or loss_increase is not None
@@ -108,7 +110,7 @@ def quantize(
     for name in ("bits", "max_bytes", "weight_error", "loss_increase"):
         if isinstance(limits[name], bool) or not isinstance(limits[name], int | float | None):
             raise ConfigError(f"{name}: expected a number, got {limits[name]!r}")
-    if bits is not None and not 0 < bits < math.inf:
+    if bits is not None and not bits > 0:
         raise ConfigError(f"bits: expected a number above 0, got {bits}")
     if max_bytes is not None and max_bytes <= 0:
         raise ConfigError(f"max_bytes: expected a number above 0, got {max_bytes}")
@@ -138,6 +140,7 @@ def quantize(
         raise ModelError(
             f"expected a tensor to share, got none; all tensors are kept: {kept}. Share one by the rule share:NAME"
         )
+    _check_saving(bits, checkpoint)
     header_checks.check_names([*checkpoint.shared, *checkpoint.rest], checkpoint.tied)  # fitting takes long
     with stages(quiet) as shown:
         work = Source(checkpoint, config, delta, shown)
@@ -152,6 +155,17 @@ def quantize(
         if bits is not None:
             return by_bits(work, bits, tuple(rules))
         return by_error(work, ERROR if weight_error is None else weight_error)
+
+
+def _check_saving(bits: float | None, checkpoint: Checkpoint) -> None:
+    """A limit of as many bits as the weights have already would be no compression."""
+    kinds = checkpoint.kinds.values()
+    own = 8 * sum(k.numel() * k.element_size() for k in kinds) / max(1, sum(k.numel() for k in kinds))
+    if bits is not None and bits >= own:
+        raise ConfigError(
+            f"bits: expected a number above 0 and below {own:.3g}, which is what the weights take now, got {bits}. To "
+            "keep every bit, give lossless=True"
+        )
 
 
 compress_weights = quantize

@@ -37,7 +37,14 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FittedWeights:
-    """The file of a quantized checkpoint, and the errors of its tensors. A large file is on disk until it is saved."""
+    """The file of a quantized checkpoint, and the errors of its tensors:
+
+        fitted = softshare.quantize(model, bits=4)
+        print(fitted.summary())
+        fitted.save("model.sws")
+
+    A large file is in a temporary file until it is saved.
+    """
 
     errors: Mapping[str, float]  # of each shared tensor: root mean square of the error over that of the weights
     n_weights: int  # values of the checkpoint. A tied tensor counts once

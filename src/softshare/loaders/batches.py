@@ -16,6 +16,7 @@ from softshare._util.user_code import at, batches, call, wrong
 from softshare.errors import ConfigError
 from softshare.task import examples_in
 
+LOSS = "the loss function"  # in messages: `from_loaders` has it as loss_fn, `compress` and `quantize` as loss
 TARGETS = ("labels", "label", "targets", "target")  # names in a batch that is a dict
 IGNORED = -100  # the label that cross entropy leaves out, unless the loss names another
 SAME = 0.02  # relative difference up to which two losses are the same, but for rounding
@@ -91,22 +92,23 @@ class Reading:
             value = seen.loss
             if value is None:
                 raise ConfigError(
-                    "from_loaders: expected a loss_fn, or a model whose output has a loss, got "
-                    f"{type(seen.output).__name__} without one. Give loss_fn, such as nn.CrossEntropyLoss()"
+                    "expected a loss function, or a model whose output has a loss, got no function, and "
+                    f"{type(seen.output).__name__} without a loss. Give a loss function, such as nn.CrossEntropyLoss()"
                 )
         elif seen.target is None:
-            raise ConfigError(
-                f"from_loaders: expected a target in each batch for loss_fn, by one of the names {', '.join(TARGETS)}, "
-                "got a dict without them. Rename it, or leave loss_fn out if the model computes its own loss"
+            raise wrong(
+                LOSS,
+                f"a target in each batch, by one of the names {', '.join(TARGETS)}",
+                "a dict without them. Rename it, or leave the loss function out if the model computes its own loss",
             )
         elif self.is_entropy and self._class_dim(seen) == -1 and seen.output.dim() > 2:
-            value = call("loss_fn", self.loss_fn, seen.output.flatten(0, -2), seen.target.flatten())
+            value = call(LOSS, self.loss_fn, seen.output.flatten(0, -2), seen.target.flatten())
         else:
-            value = call("loss_fn", self.loss_fn, seen.output, seen.target)
+            value = call(LOSS, self.loss_fn, seen.output, seen.target)
         if not isinstance(value, Tensor) or value.dim():
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             expected = "the mean loss of a batch, a tensor without dimensions"
-            raise wrong("loss_fn", expected, f"{got}. Use reduction='mean'")
+            raise wrong(LOSS, expected, f"{got}. Use reduction='mean'")
         return value
 
     def n_terms(self, seen: Seen) -> int:
@@ -222,10 +224,10 @@ def _split(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any
         return (), {key: value for key, value in batch.items() if key != name or takes(model, name)}, batch[name]
     if isinstance(batch, tuple | list) and batch:
         return tuple(batch[:-1] or batch), {}, batch[-1]
-    raise ConfigError(
-        "from_loaders: expected batches that are tuples (inputs..., target), dicts that the model takes by name, or "
-        f"tensors, got {type(batch).__name__}. Change the loader's collate_fn, or make a Task with your own loss and "
-        "evaluate"
+    raise wrong(
+        "the data",
+        "batches that are tuples (inputs..., target), dicts that the model takes by name, or tensors",
+        f"{type(batch).__name__}. Change the loader's collate_fn, or make a Task with your own loss and evaluate",
     )
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
+from softshare._util.user_code import length_of
 from softshare.distributed.group import ALONE, Group, world
 from softshare.errors import ConfigError
-from softshare.loaders.batches import OnDevice, Reading, Seen, option
+from softshare.loaders.batches import LOSS, OnDevice, Reading, Seen, option
 from softshare.loaders.meters import Measure, Noise, OfFunction, OfObject, measures_of
 from softshare.task import Task, count_examples
 
@@ -117,12 +118,12 @@ def _readers(loader: Iterable[Any]) -> Group:
 
 def _check_loss(loss_fn: Any) -> None:
     if isinstance(loss_fn, type):
-        raise ConfigError(f"loss_fn: expected a function, got the class {loss_fn.__name__}. Give {loss_fn.__name__}()")
+        raise ConfigError(f"{LOSS}: expected a function, got the class {loss_fn.__name__}. Give {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
-        raise ConfigError(f"loss_fn: expected a function of output and target, or None, got {loss_fn!r}")
+        raise ConfigError(f"{LOSS}: expected a function of output and target, or None, got {loss_fn!r}")
     reduction = option(loss_fn, "reduction", "mean")
     if reduction in ("sum", "none"):
-        raise ConfigError(f"loss_fn: expected the mean over a batch, got reduction={reduction!r}. Use reduction='mean'")
+        raise ConfigError(f"{LOSS}: expected the mean over a batch, got reduction={reduction!r}. Use reduction='mean'")
 
 
 def _check_loader(what: str, loader: Any) -> None:
@@ -133,6 +134,8 @@ def _check_loader(what: str, loader: Any) -> None:
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ConfigError(f"{what}: expected an iterable of batches, got {type(loader).__name__}")
+    if length_of(loader, what) == 0:
+        raise ConfigError(f"{what}: expected at least one batch, got none")
 
 
 def _first(reading: Reading, model: nn.Module, loader: Iterable[Any]) -> Seen:

@@ -15,6 +15,9 @@ from softshare.prior.kernels import log_joint, mixture_assign
 class Mixture:
     """p(w) = sum_j mixing_j N(w | mean_j, var_j), normalized. Component 0 is the zero component: its mean is 0.
 
+        mixture = softshare.MixturePrior(model).mixtures()[0]
+        print(mixture.mean, mixture.std, mixture.mixing)
+
     Everything downstream of training reads this, never the raw parameters.
     """
 
@@ -39,14 +42,28 @@ class Mixture:
         self,
         w: Tensor,  # (n,)
     ) -> Tensor:  # (J + 1, n)
-        """How far each component is responsible for each weight. They sum to 1 over the components."""
+        """How far each component is responsible for each weight. They sum to 1 over the components.
+
+        Args:
+            w: weights.
+
+        Returns:
+            A row for each component, with a column for each weight.
+        """
         return torch.softmax(log_joint(w, self.log_mixing, self.mean, self.log_var), 0)
 
     def assign(
         self,
         w: Tensor,  # any shape
     ) -> Tensor:  # (w.numel(),) int64
-        """The index of the most responsible component of each weight."""
+        """The most responsible component of each weight.
+
+        Args:
+            w: weights.
+
+        Returns:
+            The index of the component, weight by weight.
+        """
         return mixture_assign(w, self.log_mixing, self.mean, self.log_var)
 
     def detach(self) -> Mixture:

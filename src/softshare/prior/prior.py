@@ -44,6 +44,12 @@ class MixturePrior(nn.Module):
         optimizer = torch.optim.Adam([*prior.param_groups(), {"params": model.parameters()}])
 
     The prior reads the model's own parameters and never registers them.
+
+    Args:
+        model: the network that is trained.
+        config: components, initial values, hyper-priors and learning rates.
+        relative: the means are parameters in proportion to the weights of their layer, and so is their rate.
+        groups: units that have a prior of their own too, of the weight that `config.units` says.
     """
 
     def __init__(
@@ -54,10 +60,6 @@ class MixturePrior(nn.Module):
         relative: bool = False,
         groups: Sequence[Group] = (),
     ) -> None:
-        """If `relative`, the means are parameters in proportion to the weights of their layer, and so is their rate.
-
-        With `groups`, there is a prior over their units too, of the weight that `config.units` says.
-        """
         super().__init__()
         self.config = config = config or PriorConfig()
         self._model = (model,)  # a tuple, so that torch does not register the model as part of the prior
@@ -201,7 +203,7 @@ class MixturePrior(nn.Module):
         return [sampled(find_sweep(self.means, self.config.backend, r), one_in) for r in self.reaches]
 
     def loss(self, tau: float, n_examples: int) -> Tensor:
-        """The term to add to a *mean* task loss: tau / N * -log p(w, theta).
+        """The term to add to a *mean* task loss, tau / N * -log p(w, theta):
 
             (loss_fn(model(x), y) + prior.loss(tau=0.003, n_examples=60_000)).backward()
 
@@ -217,7 +219,10 @@ class MixturePrior(nn.Module):
         return scaled_tau(tau, n_examples) * self.neg_log_prior()
 
     def add_gradients_(self, tau: float, n_examples: int) -> Tensor:
-        """Do what `loss(tau, n_examples).backward()` does, faster and without a second gradient in memory.
+        """Do what `loss(tau, n_examples).backward()` does, faster and without a second gradient in memory:
+
+            loss_fn(model(x), y).backward()
+            prior.add_gradients_(tau=0.003, n_examples=60_000)
 
         Call it after the backward of the task loss: it adds to the gradients.
 
@@ -237,7 +242,15 @@ class MixturePrior(nn.Module):
         scale: Tensor,  # 0-d
         weight_grads: Sequence[Tensor] | None = None,  # added to in place of the weights' own, in the order of `view`
     ) -> Tensor:  # 0-d
-        """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it. The caller counts the step."""
+        """Like `add_gradients_`, with tau / N in a tensor, as a captured step needs it. The caller counts the step.
+
+        Args:
+            scale: tau / N.
+            weight_grads: added to in place of the gradients of the weights, in the order of `view`.
+
+        Returns:
+            The loss, detached.
+        """
         if weight_grads is None:
             for w in self.view.tensors:
                 if w.grad is None and w.requires_grad:
@@ -298,7 +311,9 @@ class MixturePrior(nn.Module):
         ]
 
     def quantize(self, config: MergeConfig | None = None, *, hard: bool = False) -> Compressed:
-        """Merge and quantize the network as trained so far. A training loop of your own ends with this.
+        """Merge and quantize the network as trained so far. A training loop of your own ends with this:
+
+            prior.quantize().save("model.sws")
 
         Args:
             config: how components are merged.

@@ -14,12 +14,22 @@ from softshare.train.first_look import FirstLook
 
 @dataclass(frozen=True)
 class WithinNoise:
-    """The smallest file whose network is as good as before, within the noise of the evaluation (`Task.noise`)."""
+    """The smallest file whose network is as good as before, within the noise of the evaluation (`Task.noise`):
+
+        softshare.compress(task, target=softshare.WithinNoise())
+
+    This is the default target.
+    """
 
 
 @dataclass(frozen=True)
 class MaxBytes:
-    """The best network whose file has at most `max_bytes` bytes, with everything in it counted."""
+    """The best network whose file has at most `max_bytes` bytes:
+
+        softshare.compress(task, target=softshare.MaxBytes(20_000))
+
+    Everything in the file counts: names, shapes, codebooks, and the tensors that are not shared.
+    """
 
     max_bytes: int
 
@@ -30,7 +40,9 @@ class MaxBytes:
 
 @dataclass(frozen=True)
 class MaxError:
-    """The smallest file whose network has an error of at most `max_error`, by `Task.evaluate`.
+    """The smallest file whose network has an error of at most `max_error`, by `Task.evaluate`:
+
+        softshare.compress(task, target=softshare.MaxError(2.5))  # percent
 
     For a metric of which more is better, it is the smallest file whose metric is at least this.
     """
@@ -46,7 +58,9 @@ class MaxError:
 
 @dataclass(frozen=True)
 class MaxErrorIncrease:
-    """The smallest file whose metric is at most `max_error_increase` worse than the network's before.
+    """The smallest file whose metric is at most `max_error_increase` worse than the network's before:
+
+        softshare.compress(task, target=softshare.MaxErrorIncrease(0.5))
 
     It is in the unit of the metric: for an error in percent, in percentage points.
     """
@@ -61,7 +75,9 @@ class MaxErrorIncrease:
 
 @dataclass(frozen=True)
 class MaxMacs:
-    """The best network that needs at most this share of the multiply-adds of the network before.
+    """The best network that needs at most this share of the multiply-adds of the network before:
+
+        softshare.compress(task, target=softshare.MaxMacs(0.5))
 
     It is the network that `shrink` makes of the file: dense, without the units that do nothing. The run's prior over
     units is as strong as that takes.
@@ -113,7 +129,13 @@ def limit_of(target: Target | None, task: Task, first: FirstLook) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the network, and of the run's target if it had one. The metric is `Task.evaluate`'s."""
+    """What became of the network, and of the run's target if it had one. The metric is that of `Task.evaluate`:
+
+        outcome = compressed.outcome
+        print(outcome.met, outcome.lost)
+
+    As a text it says all of this in a sentence: `print(outcome)`.
+    """
 
     target: Target | None
     metric: Metric

@@ -24,7 +24,17 @@ def _size(n_bytes: float) -> str:
 
 
 class ProgressBar(Hook):
-    """A rich progress bar. Where there is none, it prints a line every tenth of the run."""
+    """A progress bar with the time left:
+
+        softshare.compress(task, hooks=[softshare.ProgressBar("retrain", metric=task.metric)], quiet=True)
+
+    Outside of a terminal it prints a line every tenth of the run. `compress` shows one by itself, unless it is quiet.
+
+    Args:
+        title: shown before the bar.
+        console: of rich, to show it on; by default standard error.
+        metric: of the task, with its name and unit; by default the error in percent.
+    """
 
     def __init__(self, title: str, console: Console | None = None, metric: Metric | None = None) -> None:
         self.title, self.console = title, console or Console(stderr=True, emoji=False)
@@ -84,10 +94,16 @@ class ProgressBar(Hook):
 
 
 class CsvLog(Hook):
-    """One row per epoch, written at once. The densities of the shared tensors are the last columns.
+    """A CSV file with a row for each epoch or look, written at once:
 
-    If the file cannot be written, there is one warning, and the run goes on. Each later row is tried with all before
-    it: a full disk may be emptied.
+        softshare.compress(task, hooks=[softshare.CsvLog("history.csv")])
+
+    The densities of the shared tensors are the last columns. If the file cannot be written, there is one warning, and
+    the run goes on. Each later row is tried with all before it: a full disk may be emptied.
+
+    Args:
+        path: of the file, which is replaced if it exists.
+        say: gets the warning as a text; by default a Python warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], say: Say = warn) -> None:

@@ -55,7 +55,12 @@ class Checkpoint:
 
         softshare.compress(task, checkpoint=softshare.Checkpoint("mine.run", every=600))
 
-    It is written every so many seconds, and when Ctrl-C or SIGTERM stops the run. `say` gets what goes wrong with it.
+    It is written when Ctrl-C or SIGTERM stops the run, too. `compress` calls the methods.
+
+    Args:
+        path: of the file.
+        every: seconds between two writes.
+        say: gets a text if the file cannot be written; by default a Python warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: float = EVERY, say: Callable[[str], None] = warn) -> None:
@@ -76,6 +81,11 @@ class Checkpoint:
 
         In a group, the first process reads and writes the file for all, which may be another number when they go on.
         So may the threads and the device. Sums are then rounded in another way, and that is said.
+
+        Args:
+            key: what makes two runs the same: plain values.
+            group: the processes that train the network.
+            device: that it is trained on.
         """
         self._conditions = {"threads": torch.get_num_threads(), "device": device, "processes": group.size}
         self._group = group
@@ -100,7 +110,12 @@ class Checkpoint:
             )
 
     def follow(self, name: str, part: Part) -> None:
-        """Keep a part of the run from now on. If the run was stopped, the part gets the state that it had then."""
+        """Keep a part of the run from now on. If the run was stopped, the part gets the state that it had then.
+
+        Args:
+            name: of the part in the file.
+            part: an object with `state_dict` and `load_state_dict`.
+        """
         self._parts[name] = part
         if name in self._loaded:
             part.load_state_dict(self._loaded.pop(name))
