@@ -52,9 +52,7 @@ def test_a_matrix_of_zeros_has_no_bits_to_give(limit: dict[str, Any], with_other
 
 
 @pytest.mark.parametrize("limit", [{"bits": 3}, {"lossless": True}, {}], ids=str)
-@pytest.mark.parametrize(
-    "state", [{}, {"a": torch.ones(20, 0)}, {"b": torch.ones(0)}], ids=["none", "matrix", "vector"]
-)
-def test_a_checkpoint_without_weights_is_refused(state: dict[str, torch.Tensor], limit: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", [(20, 0), (0,)], ids=str)
+def test_a_checkpoint_without_weights_is_refused(shape: tuple[int, ...], limit: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="expected a checkpoint with weights, got one without any"):
-        ss.quantize(state, **limit)
+        ss.quantize({"a": torch.ones(shape)}, **limit)
