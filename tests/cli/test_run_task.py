@@ -20,6 +20,7 @@ from softshare._util import files
 from softshare.errors import ConfigError
 from softshare.report.frames import Frames
 
+SPARE = ("frames.npz", "pretrained.safetensors")
 FAST = ("--epochs", 1, "--no-limit")
 DIVERGES = ("--epochs", 2, "--no-limit", "--lr-weights", 1e30)
 
@@ -127,7 +128,29 @@ def test_a_full_disk_at_the_end_costs_only_what_does_not_fit(
     assert run("compress", write_task(tmp_path), *FAST, "--out", tmp_path / "run") == 2
     assert "No space left on device" in capsys.readouterr().err
     left = set(RUN_FILES) - {name}
-    assert left - {"frames.npz"} <= set(os.listdir(tmp_path / "run")) <= left
+    assert left - set(SPARE) <= set(os.listdir(tmp_path / "run")) <= left
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_on_a_full_disk_files_of_less_worth_make_room_for_the_network(
+    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it, the first run into a folder would leave nothing: neither its checkpoint nor its network fits."""
+    whole, unfinished = files.write_atomic, tmp_path / ".run.unfinished"
+
+    def write(path: Path, data: bytes) -> int:
+        kept = [name for name in SPARE if (unfinished / name).exists()]
+        if Path(path).name in ("model.sws", "retrained.safetensors") and len(kept) > 2 - least:
+            cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise ConfigError(f"cannot write {path}: {cause.strerror}") from cause
+        return whole(path, data)
+
+    for module in ("softshare.codec.encoding", "softshare.network.checkpoint"):
+        monkeypatch.setattr(f"{module}.write_atomic", write)
+    assert run("compress", write_task(tmp_path), *FAST, "--out", tmp_path / "run") == 0
+    assert {"model.sws", "retrained.safetensors", "result.json"} <= set(os.listdir(tmp_path / "run"))
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert [f"{name} was removed, to make room for the network" in said for name in SPARE] == [True, least == 2]
 
 
 def test_an_error_in_retraining_does_not_cost_the_pre_training(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from softshare.codec import inspect as inspect_file
 from softshare.compressed import Compressed, dead_layers
 from softshare.config import CompressConfig, RetrainConfig
 from softshare.distributed.group import Group
-from softshare.errors import ConfigError, DivergedError, StoppedError
+from softshare.errors import ConfigError, DivergedError, SoftShareError, StoppedError
 from softshare.integrations import TensorBoardLog
 from softshare.network.checkpoint import load_checkpoint, save_checkpoint
 from softshare.network.weights import WeightView, kept_message, load_state_
@@ -206,7 +207,8 @@ def _run(spec: str, folder: Path, config: CompressConfig, options: RunOptions, g
                 save_checkpoint(unfinished / LAST_GOOD, error.state)
             raise
         try:
-            _save_networks(unfinished, compressed, group)  # first what took the training
+            spare = [unfinished / name for name in ((FRAMES,) if pretrains else (FRAMES, PRETRAINED))]
+            _save_networks(unfinished, compressed, group, spare if group.size == 1 else [])  # what took the training
             with spared("the film for the report"):
                 film.finish(compressed.mixtures, kept_filters(task.model, compressed), kept_classifier(task))
             result = with_records(_measured(task, compressed, config, options, spec))
@@ -243,12 +245,32 @@ def _print_details(folder: Path, compressed: Compressed, result: Result, spec: s
     out.print(f"The run used one seed ({result.seed}), and is in {folder}.", soft_wrap=True)
 
 
-def _save_networks(folder: Path, compressed: Compressed, group: Group) -> None:
-    """Both, or the one that can be written: the file is small, and the checkpoint needs no encoding."""
+def _save_networks(folder: Path, compressed: Compressed, group: Group, spare: list[Path]) -> None:
+    """Both, or the one that can be written: the file is small, and the checkpoint needs no encoding.
+
+    On a full disk, the files in `spare` make room for them, one after the other.
+    """
+    whole = dataclasses.replace(compressed, group=group)  # each process encodes its share
     try:
-        dataclasses.replace(compressed, group=group).save(folder / MODEL)  # each process encodes its share
+        _with_room(lambda: whole.save(folder / MODEL), spare)
     finally:
-        save_checkpoint(folder / RETRAINED, compressed.retrained)
+        _with_room(lambda: save_checkpoint(folder / RETRAINED, compressed.retrained), spare)
+
+
+def _with_room(write: Callable[[], object], spare: list[Path]) -> None:
+    while True:
+        try:
+            write()
+        except SoftShareError as problem:
+            full = isinstance(problem.__cause__, OSError) and problem.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not full or not spare:
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                spare[0].unlink()
+                say(f"the disk is full: {spare[0].name} was removed, to make room for the network")
+            del spare[0]
+        else:
+            return
 
 
 def kept_of(folder: Path, names: Sequence[str], go_on: str) -> str:
