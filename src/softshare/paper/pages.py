@@ -9,7 +9,7 @@ from pathlib import Path
 
 from softshare._util.files import make_folder, read_bytes, write_atomic
 from softshare._util.run_folder import RESULT, run_files
-from softshare.errors import ConfigError
+from softshare.errors import ConfigError, FormatError
 from softshare.paper.figures_in_prose import files_below, fill, has_figures
 from softshare.paper.pareto import draw_pareto, is_current, pareto_data
 from softshare.paper.results_page import BEGIN, plot_name, points, render_page, render_summary, replace_summary
@@ -22,10 +22,18 @@ def load_results(folder: str | os.PathLike[str]) -> list[Result]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"expected a folder of results, but there is no folder {folder}")
-    found = [Result.load(path) for path in run_files(folder, RESULT)]
+    found = [_load(path) for path in run_files(folder, RESULT)]
     if not found:
         raise ConfigError(f"{folder}: expected folders that hold {RESULT}, found none")
     return found
+
+
+def _load(path: Path) -> Result:
+    result = Result.load(path)
+    for error in (result.error_before, result.error_after):
+        if not 0 <= error <= 100:
+            raise FormatError(f"{path}: expected an error from 0 to 100 percent, got {error:g}")
+    return result
 
 
 def wanted_files(results: Sequence[Result], root: str | os.PathLike[str], draw: bool) -> dict[Path, bytes]:

@@ -20,6 +20,7 @@ from softshare.result import Result
 from softshare.zoo.experiments import EXPERIMENTS
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
+MOST_OF_A_NAME = 100  # characters of an experiment in the name of a file
 NEAR = 0.05  # points of test error: the README compares a file with the paper if it is at most this much worse
 # Settings that a table names unless they are off, with the value that means "off".
 SWITCHES: dict[str, Any] = {
@@ -165,7 +166,7 @@ def _augmentation(experiment: str, switched_on: bool) -> str:
 
 def plot_name(experiment: str) -> str:
     """Beside the page, whatever the experiment is called: a name in a result is no path."""
-    return f"results-{re.sub('[^0-9A-Za-z._-]', '-', experiment)}.png"
+    return f"results-{re.sub('[^0-9A-Za-z._-]', '-', experiment)[:MOST_OF_A_NAME]}.png"
 
 
 def _our_table(ours: Sequence[Point]) -> str:
