@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from softshare._util.printable import printable, shorten
-from softshare._util.words import listed
 
 if TYPE_CHECKING:
     from softshare.paper.verify import Check
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from softshare.zoo.experiments import PaperRow
 
 MOST_CHARACTERS = 200  # of a name
+MOST_CONDITIONS = 4
 
 
 def _table(*columns: str) -> Table:
@@ -122,6 +122,9 @@ def check_table(checks: Iterable[Check], title: str) -> Group:
         table.add_row(_name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red"))
     notes = [f"not checked: {text}" for text in reasons]
     if conditions:
-        of = [f"{shorten(text, MOST_CHARACTERS)} ({n} of {len(checks)} runs)" for text, n in conditions.most_common()]
-        notes.append(f"measured under other conditions, which may round differently: {listed(of, '; ')}")
+        most = conditions.most_common(MOST_CONDITIONS)
+        of = [f"{shorten(text, MOST_CHARACTERS)} ({n} of {len(checks)} runs)" for text, n in most]
+        more = len(conditions) - len(of)
+        listed = "; ".join(of) + (f" and {more} more" if more else "")
+        notes.append(f"measured under other conditions, which may round differently: {listed}")
     return _titled(title, table, *map(printable, notes))
