@@ -115,7 +115,7 @@ def decompress(
         with written_together() as together:
             copy_beside(file.parent, folder, together)
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1].name}"
-    out.print(f"Wrote {n} tensors to {where}.", soft_wrap=True)
+    out.print(f"Wrote {n} tensors to {where}.")
 
 
 def parsed_size(text: str) -> int:

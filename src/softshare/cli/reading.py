@@ -13,7 +13,7 @@ import typer
 
 from softshare import zoo
 from softshare.cli.console import console
-from softshare.cli.file_table import file_table
+from softshare.cli.file_table import print_file_table
 from softshare.cli.summary import result_panel
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, load_task
 from softshare.errors import ConfigError
@@ -48,7 +48,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(info.to_dict(), indent=2))
     else:
-        out.print(file_table(info, str(file), out.width, unfold=verbose), soft_wrap=True)
+        print_file_table(out, info, str(file), unfold=verbose)
 
 
 def evaluate(
@@ -110,8 +110,7 @@ def evaluate(
     out.print(result_panel(found, verdict(found), time.perf_counter() - start))
     out.print(
         f"Measured: {metric.name} {metric.text(error, 2)}, {n_bytes:,} bytes. result.json says: {metric.name} "
-        f"{metric.text(result.error_after, 2)}, {result.file_bytes:,} bytes.",
-        soft_wrap=True,
+        f"{metric.text(result.error_after, 2)}, {result.file_bytes:,} bytes."
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("The file and result.json differ.")
@@ -169,7 +168,7 @@ def export(
         raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx or --shrunk. Leave them out")
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
-        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", soft_wrap=True)
+        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.")
     if onnx is None and shrunk is None:
         return
     if task is None:
@@ -181,8 +180,7 @@ def export(
     if onnx is not None:
         difference = export_onnx(loaded.model, inputs, onnx)
         out.print(
-            f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest.",
-            soft_wrap=True,
+            f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest."
         )
     if shrunk is not None:
         write_shrunk(loaded, inputs, shrunk)
