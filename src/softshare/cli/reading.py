@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +46,7 @@ def inspect(
     """
     from softshare.codec import inspect as inspect_file
 
+    require_sws(file)
     info = inspect_file(file)
     if as_json:
         typer.echo(json.dumps(info.to_dict(), indent=2))
@@ -166,6 +169,7 @@ def export(
             raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if onnx is None and shrunk is None and (task or batch_norm or data):
         raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx or --shrunk. Leave them out")
+    require_sws(file)
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
         out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.")
@@ -184,6 +188,19 @@ def export(
         )
     if shrunk is not None:
         write_shrunk(loaded, inputs, shrunk)
+
+
+def require_sws(file: Path) -> None:
+    """Raise if the file is a checkpoint, by its name and its first bytes. What else it may be, its reader says."""
+    from softshare.codec.header import MAGIC
+    from softshare.network.readers.folder import ENDINGS
+
+    if file.suffix not in ENDINGS or not file.is_file():
+        return
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            command = shlex.join(["softshare", "quantize", str(file)])
+            raise ConfigError(f"{file}: expected an .sws file, got a checkpoint. To compress it, run: {command}")
 
 
 def load_into_task(task: Task, file: Path, batch_norm: bool) -> None:
