@@ -59,8 +59,8 @@ def reproduce(
     """Make kept results from their recipes: pre-train, compress and measure, for each method and seed.
 
     Existing results are kept, so the same command continues after an interruption. A training goes on from its
-    checkpoint; those of dns and deep-compression begin anew, and so does a pre-training without --checkpoints. Errors
-    are always measured on the CPU, as `softshare verify` does.
+    checkpoint; those of dns and deep-compression start from the beginning, and so does a pre-training without
+    --checkpoints. Errors are always measured on the CPU, as `softshare verify` does.
     """
     from softshare.paper.recipes import methods
     from softshare.paper.reproduce import reproduce as reproduce_results
