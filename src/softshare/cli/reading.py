@@ -41,8 +41,8 @@ def inspect(
     """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
     The command reads only headers. Only a small compact file is decoded. Tensors of one shape whose names differ only
-    in numbers share a row. The table shows the first 1000 rows, and the last 200 characters of a name. JSON has all
-    tensors.
+    in numbers share a row. The table shows the first 1000 rows, and the last 200 characters of a name. A name that is
+    wider than the terminal loses the middle of its longest parts. JSON has all tensors and whole names.
     """
     from softshare.codec import inspect as inspect_file
 
