@@ -54,11 +54,11 @@ reproduce: $(READY)  ## Make what is missing in results/ for the LeNets, by its 
 	$(BIN)/softshare reproduce lenet-300-100
 	$(BIN)/softshare reproduce lenet-5-caffe
 
-results: $(READY)  ## Measure every file in results/ anew, then write docs/results.md and its plots
+results: $(READY)  ## Measure every file in results/ again, then write docs/results.md and its plots
 	$(BIN)/softshare verify results
 	$(BIN)/softshare results results
 
-lock: $(TOOLS_READY)  ## Write locks/ anew from pyproject.toml; with UPGRADE=--upgrade, to the newest versions
+lock: $(TOOLS_READY)  ## Write locks/ from pyproject.toml; with UPGRADE=--upgrade, to the newest versions
 	$(COMPILE) pyproject.toml --extra dev --extra bench --group build --output-file locks/dev.txt
 	$(COMPILE) --no-emit-package triton pyproject.toml --constraint locks/dev.txt --output-file locks/run.txt
 	$(COMPILE) --no-emit-package triton pyproject.toml --constraint locks/dev.txt --extra report --group build --output-file locks/demo.txt

@@ -7,6 +7,7 @@ import pytest
 
 from paths import ROOT
 from softshare.result import Result
+from softshare.summary import as_text, facts
 from softshare.task import Metric
 from softshare.verdict import Verdict, harmed, verdict
 
@@ -48,6 +49,15 @@ def test_without_validation_data(
     before: float, after: float, noise: float | None, metric: Metric, fate: Any, sentence: str
 ) -> None:
     assert of(before, after, noise, metric) == Verdict(fate, sentence)
+
+
+@pytest.mark.parametrize("noise", [None, 0.13, 0.01])
+def test_the_summary_fits_a_terminal(noise: float | None) -> None:
+    found = result(1.49, 1.70, noise)
+    said, _, rows = as_text(found).partition("\n  ")
+    assert said.replace("\n", " ") == verdict(found).sentence
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert [row.split()[0] for row in rows.splitlines()] == [*facts(found), "time"]
 
 
 def test_a_loss_on_the_data_that_chose_the_network_counts() -> None:

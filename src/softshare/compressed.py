@@ -140,20 +140,21 @@ class Compressed:
 def dead_layers(compressed: Compressed, spared: Collection[str] = ()) -> list[str]:
     """Which matrices have lost all of their weights: their output no longer depends on their input.
 
-    One sentence for all that lost the last weight at the same time. Those in `spared` may be 0.
+    One sentence for all that lost the last weight at the same time, the earliest first. Those in `spared` may be 0.
     """
     # Each run starts with a record of its own.
     records = compressed.history if sum(math.isnan(r.task_loss) for r in compressed.history) == 1 else ()
-    dead: dict[str, list[str]] = {}
+    dead: dict[int | None, list[str]] = {}
     for t in compressed.quantized.shared:
         if len(t.shape) > 1 and t.indices.numel() and not t.n_nonzero and t.name not in spared:
             alive = [k for k, record in enumerate(records) if record.density.get(t.name, 1)]
             zero = records[alive[-1] + 1 if alive else 0 :]
-            dead.setdefault(f" since {compressed.counted} {zero[0].epoch}" if zero else "", []).append(t.name)
+            dead.setdefault(zero[0].epoch if zero else None, []).append(t.name)
     return [
-        f"{listed(names)} {'is' if len(names) == 1 else 'are'} all zero{since}: nothing passes through "
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} all zero"
+        f"{'' if epoch is None else f' since {compressed.counted} {epoch}'}: nothing passes through "
         f"{'it' if len(names) == 1 else 'them'}."
-        for since, names in dead.items()
+        for epoch, names in sorted(dead.items(), key=lambda one: math.inf if one[0] is None else one[0])
     ]
 
 

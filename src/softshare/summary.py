@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from html import escape
 
 from softshare._util.printable import printable
@@ -9,6 +10,7 @@ from softshare._util.words import duration, sizes, times
 from softshare.result import Result
 from softshare.verdict import verdict
 
+WIDTH = 80  # of the lines of a sentence: it is for a terminal
 _COLORS = {"kept": "#2e7d32", "lost": "#c62828", "unknown": "#757575"}
 
 
@@ -44,7 +46,8 @@ def in_a_line(result: Result) -> str:
 def as_text(result: Result) -> str:
     rows = _rows(result)
     width = max(map(len, rows)) + 2
-    return "\n".join([printable(verdict(result).sentence), *(f"  {name:{width}}{rows[name]}" for name in rows)])
+    said = textwrap.wrap(printable(verdict(result).sentence), WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*said, *(f"  {name:{width}}{rows[name]}" for name in rows)])
 
 
 def as_html(result: Result) -> str:

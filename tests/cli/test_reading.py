@@ -141,6 +141,18 @@ def test_a_file_that_cannot_be_decoded(copy: Path, refused: Refusals) -> None:
             refused("inspect", "--json", file, naming=[str(file), inspected, "expected", "got"])
 
 
+def test_a_checkpoint_is_named_with_the_command_that_takes_it(copy: Path, refused: Refusals) -> None:
+    for name in ("my weights.pt", "my weights.safetensors"):
+        file = copy / name
+        (copy / "pretrained.safetensors").rename(file)
+        naming = [f"{file}: expected an .sws file, got a checkpoint", f"run: softshare quantize '{file}'"]
+        for args in (["inspect", file], ["decompress", file, copy / "a"], ["export", file, "--sparse", copy / "a"]):
+            refused(*args, naming=naming)
+        file.rename(copy / "pretrained.safetensors")
+    (copy / "model.sws").rename(copy / "model.bin")  # whatever its name is
+    assert run("inspect", copy / "model.bin") == 0
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, refused: Refusals) -> None:
     for path in (tmp_path / "missing.sws", tmp_path):
         for args in (["inspect", path], ["decompress", path, tmp_path / "a.safetensors"]):

@@ -62,7 +62,10 @@ def test_a_command_that_was_stopped_goes_on(run: Run, capsys: pytest.CaptureFixt
 def test_a_run_that_was_stopped_is_not_thrown_away(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{WORDS} out", stop_after=9) == 128 + signal.SIGTERM
     assert run(f"{WORDS} out") == 2
-    assert "Give --resume to go on with it, or --overwrite to start anew" in capsys.readouterr().err.replace("\n", " ")
+    assert (
+        "Give --resume to go on with it, or --overwrite to start from the beginning"
+        in capsys.readouterr().err.replace("\n", " ")
+    )
     assert run(f"{WORDS} out --resume --tau 0.5") == 2
     assert "is of another run" in capsys.readouterr().err
     assert (unfinished_folder(Path("out")) / "retraining.run").exists()

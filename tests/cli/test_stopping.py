@@ -19,6 +19,7 @@ from softshare._util.words import AGAIN
 from softshare.cli.stopping import AGAIN_TO_GO_ON, RESUME, interrupts, stopping
 from softshare.train.hooks import EpochRecord
 from softshare.train.resume import Checkpoint
+from terminals import Terminal
 
 
 class Stop:
@@ -67,6 +68,16 @@ def test_an_error_that_comes_of_a_signal_is_a_signal(stop: Stop, capsys: pytest.
     with pytest.raises(RecursionError), interrupts():
         raise RecursionError
     assert signal.getsignal(stop.number) is before
+
+
+def test_a_terminal_has_written_ctrl_c_to_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two columns of it, so that a message there would be cut at the end of its line."""
+    for number, before in ((signal.SIGINT, "\n"), (signal.SIGTERM, "")):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with pytest.raises(typer.Exit), stopping(), interrupts():
+            Stop(number)()
+        assert terminal.getvalue() == f"{before}softshare: stopped. Nothing new was kept. {AGAIN}\n"
 
 
 @pytest.mark.parametrize("within", [interrupts, lambda: Checkpoint("never").guarding()], ids=["command", "training"])

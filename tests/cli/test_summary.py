@@ -13,7 +13,7 @@ import softshare as ss
 from cli_results import RESULT
 from softshare._util.words import duration, sizes
 from softshare.cli.console import SafeConsole
-from softshare.cli.summary import NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, result_panel
+from softshare.cli.summary import LATER, NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, result_panel
 from softshare.result import Result
 from softshare.simplify.speed import Speed
 from softshare.task import Metric
@@ -108,7 +108,7 @@ def test_a_dead_layer_is_red_and_many_are_few_lines() -> None:
     lines = panel(RESULT, dead)
     assert [line for line in lines if "layers" in line] == [
         *dead[:3],
-        "... and 7 more layers.",
+        LATER,
         "To keep such layers, lower tau, zeroing or zero_mixing.",
     ]
     file = io.StringIO()

@@ -115,6 +115,16 @@ def test_checks_of_one_metric_and_of_several() -> None:
     ]
 
 
+def test_a_run_of_another_network_is_a_few_lines() -> None:
+    names = [f"layers.{k}.{name}" for k in range(12) for name in ("query", "key", "value", "dense", "norm")]
+    problem = "\n  ".join(["the decoded file does not fit the model:", *(f"not in the model: {n}" for n in names)])
+    assert [row[3] for row in rows(render(check_table([Check("a", 10, None, (problem,))], "runs"), 400))[1:]] == [
+        "the decoded file does not fit the model: not in the model: layers.{0-11}.query x12, not in the model: "
+        "layers.{0-11}.key x12, not in the model: layers.{0-11}.value x12, not in the model: layers.{0-11}.dense x12 "
+        "and 12 more"
+    ]
+
+
 def test_a_title_that_is_wider_than_its_table_is_not_broken() -> None:
     folder = "results/lenet-300-100/softshare-default/of-another-day"
     check = Check("a", 10, 1.5, not_checked=("error: the data are not in the package. Give their folder by --data",))

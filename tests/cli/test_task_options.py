@@ -58,8 +58,18 @@ def test_a_users_task_takes_no_options_of_an_experiment(tmp_path: Path, refused:
 
 WRONG_TASKS = [
     ("missing", "", "missing"),
-    ("answer", "answer = 42", "answer"),
     ("wrong", "def wrong():\n    return model", "Sequential"),
+    (
+        "model",
+        "",
+        "expected a function without arguments that returns a softshare.Task, got an object of type Sequential",
+    ),
+    (
+        "answer",
+        "answer = 42",
+        "expected a function without arguments that returns a softshare.Task, got an object of type int",
+    ),
+    ("sized", "def sized(n, seed=0):\n    return make_task()", "returns a softshare.Task, got sized(n, seed=0)"),
     ("no_model", "def no_model():\n    return make_task(model=3)", "Task.model"),
     ("no_loss", "def no_loss():\n    return make_task(loss=None)", "Task.loss"),
     ("no_error", "def no_error():\n    return make_task(evaluate=5.0)", "Task.evaluate"),

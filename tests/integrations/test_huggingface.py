@@ -271,8 +271,9 @@ def test_the_verdict_is_that_of_the_accuracy_that_the_user_measures(tmp_path: Pa
     assert (result.error_before, result.error_after) == pytest.approx((100 * before, 100 * after))
     assert result.noise == compressed.outcome.noise == pytest.approx(100 * (before * (1 - before) / N) ** 0.5, abs=0.1)
     assert result.others["half"] == [0.5, 0.5]
-    assert f"accuracy {100 * before:.2f}% -> {100 * after:.2f}%" in compressed.summary().splitlines()[0]
-    assert "where one standard error is" in compressed.summary().splitlines()[0]
+    said = " ".join(compressed.summary().partition("\n  ")[0].split())  # the sentence before the rows
+    assert f"accuracy {100 * before:.2f}% -> {100 * after:.2f}%" in said
+    assert "where one standard error is" in said
     assert UNKNOWN not in compressed.messages
     trainer.evaluate()  # the next run's affair
     assert callback.compressed is compressed

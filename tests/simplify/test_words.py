@@ -33,6 +33,6 @@ def test_many_layers_share_a_line() -> None:
 def test_layers_of_one_reason_share_a_message() -> None:
     many = {f"block.{k}": "it is tied" for k in range(1000)} | {"head": "it is empty"}
     assert left_alone(many) == [
-        "block.0, block.1, block.2, block.3 and 996 more: units left as they are, because it is tied",
+        "block.{0-999} x1000: units left as they are, because it is tied",
         "head: units left as they are, because it is empty",
     ]

@@ -105,7 +105,7 @@ NOISE = "now on validation data, where the noise is 0.40%"
         (outcome(ss.WithinNoise(), 2.4, 1.5), f"kept its accuracy: error 2.00% before, 1.50% {NOISE}"),
         (
             outcome(ss.WithinNoise(), 97.6, 90.0, ACCURACY),
-            "cannot be compressed without loss, the nearest found lost 8.00%: accuracy 98.00% before, 90.00% " + NOISE,
+            "no network without a loss was found, and the nearest lost 8.00%: accuracy 98.00% before, 90.00% " + NOISE,
         ),
         (
             outcome(ss.MaxBytes(1200), 1200, 2.0),

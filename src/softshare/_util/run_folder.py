@@ -166,7 +166,7 @@ def _require_room(unfinished: Path, overwrite: bool, resume: bool) -> None:
     if stopped and not overwrite and not resume:
         raise ConfigError(
             f"{unfinished} holds a run that was stopped ({stopped[0]}). Give --resume to go on with it, or --overwrite "
-            "to start anew"
+            "to start from the beginning"
         )
     left = [name for name in TRAINED if kind_of(unfinished / name)]
     if left and not overwrite and not (resume and stopped):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from softshare._util.folding import fold
+
 MOST_NAMES = 4  # that one message lists
 AGAIN = "Give the same command again"
 STOPPED = f"stopped. Nothing new was kept. {AGAIN}"
@@ -25,7 +27,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def listed(names: Sequence[str], between: str = ", ") -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return between.join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[str]) -> str:
+    """The first names, those of repeated blocks as one, and how many more there are."""
+    folded = fold(names)
+    more = sum(len(places) for _, places in folded[MOST_NAMES:])
+    return ", ".join(name for name, _ in folded[:MOST_NAMES]) + (f" and {more} more" if more else "")

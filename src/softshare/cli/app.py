@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 import softshare
@@ -134,9 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             app(args=words, obj=shlex.join(["softshare", *words]))  # a run records its command
         except SoftShareError as error:
             text = "\n".join([f"softshare: {_message(error)}", *getattr(error, "__notes__", ())])
-            console(stderr=True).print(text, style="red", soft_wrap=True)
+            console(stderr=True).print(text, style="red")
             if isinstance(error, TaskError) and error.__cause__ and (frames := user_frames(error.__cause__)):
-                console(stderr=True).print(f"Your own code, most recent call last:\n{frames}", soft_wrap=True)
+                console(stderr=True).print(Text(f"Your own code, most recent call last:\n{frames}"))
             return 2
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -98,10 +98,12 @@ def quantize(
 
     At the same accuracy the file is larger than one from `softshare compress`. Measure the network before you ship it.
     """
+    from rich.text import Text
+
     from softshare._util.files import require_other, require_plain, require_writable, written_together
     from softshare._util.run_folder import made_folder
     from softshare.cli.console import console
-    from softshare.cli.file_table import file_table
+    from softshare.cli.file_table import print_file_table
     from softshare.cli.summary import after_a_file, checkpoint_panel
     from softshare.codec import inspect as inspect_file
     from softshare.datafree.compress_weights import ERROR, compress_weights
@@ -153,18 +155,18 @@ def quantize(
         out.print(
             f"The default error of {100 * ERROR:g}% was used. Change it with --weight-error, --bits or --max-bytes."
         )
-    out.print(after_a_file(file, base), soft_wrap=True)
+    out.print(after_a_file(file, base))
     if report is not None:
         from softshare.report.quantized_page import write_quantized_report
 
-        out.print(f"Page: {write_quantized_report(fitted, report, checkpoint.name)}", soft_wrap=True, highlight=False)
+        out.print(f"Page: {write_quantized_report(fitted, report, checkpoint.name)}")
     if verbose:
         out.print()
-        out.print(file_table(inspect_file(file), str(file), out.width), soft_wrap=True)
+        print_file_table(out, inspect_file(file), str(file))
         if fitted.errors:
-            out.print(f"Cost of each tensor:\n{fitted.table()}", soft_wrap=True, highlight=False)
+            out.print(Text(f"Cost of each tensor:\n{fitted.table()}"))
             worst = max(fitted.errors, key=lambda name: fitted.errors[name])
-            out.print(f"The tensor with the largest error is {worst}.", soft_wrap=True)
+            out.print(f"The tensor with the largest error is {worst}.")
 
 
 def _network(checkpoint: Path, spec: str) -> tuple[nn.Module, Iterable[Any], Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from softshare.cli.console import console
-from softshare.cli.reading import BatchNormOption, load_into_task
+from softshare.cli.reading import BatchNormOption, load_into_task, require_sws
 from softshare.cli.task_options import DataOption, OverwriteOption, TaskOptions, load_task
 from softshare.errors import ConfigError, ModelError
 
@@ -93,6 +93,7 @@ def decompress(
         raise ConfigError("--data has an effect only with --task. Give --task, or leave --data out")
     if task and (base or most or folder):
         raise ConfigError("--task: expected a file as the target, and neither --base nor --shards with it")
+    require_sws(file)
     allowed = MAX_BYTES if max_bytes is None else max_bytes
     if task:
         loaded = load_task(task, "auto", 0, TaskOptions(data))
@@ -115,7 +116,7 @@ def decompress(
         with written_together() as together:
             copy_beside(file.parent, folder, together)
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1].name}"
-    out.print(f"Wrote {n} tensors to {where}.", soft_wrap=True)
+    out.print(f"Wrote {n} tensors to {where}.")
 
 
 def parsed_size(text: str) -> int:

@@ -1,4 +1,7 @@
-"""The table of what a file holds. A name or a number is never broken: a name that does not fit has its own line."""
+"""The table of what a file holds. A name or a number is never broken: a name that does not fit has its own line.
+
+Of a name that is wider than the terminal, the longest parts lose their middle.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,33 @@ from softshare._util.printable import printable, shorten
 from softshare._util.words import times
 
 if TYPE_CHECKING:
+    from softshare.cli.console import SafeConsole
     from softshare.codec import FileInfo
     from softshare.codec.rows import Row
 
 MOST_ROWS = 1000  # of a table; `inspect --json` lists all tensors
 MOST_CHARACTERS, MOST_OF_SHAPE = 200, 40  # of a name and of a shape, which come from a file
 COLUMNS = ("tensor", "shape", "non-zero", "components", "bits", "bytes", "share")
+LEAST_OF_PART = 9  # characters that are left of the part of a name
 MOST_TIED = 3  # names that a note lists
 GAP = "  "
 
 
-def file_table(info: FileInfo, title: str, width: int, *, unfold: bool = False) -> Text:
-    """A row for each tensor, or for the tensors of a repeated block. Print it with `soft_wrap`.
+def print_file_table(out: SafeConsole, info: FileInfo, title: str, *, unfold: bool = False) -> None:
+    """A row for each tensor, or for the tensors of a repeated block.
 
     Bits are per weight. The overhead is header, codebooks and checksum. A matrix without any weight left is red.
     """
     from softshare.codec.rows import folded, unfolded
 
     rows = unfolded(info.tensors) if unfold else folded(info.tensors)
+    out.print(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes", style="bold")
+    out.print(_table(info, rows, out.width, elide=out.cuts))
+    for note in _notes(info, rows[:MOST_ROWS]):
+        out.print(note)
+
+
+def _table(info: FileInfo, rows: list[Row], width: int, elide: bool) -> Text:
     shown, hidden = rows[:MOST_ROWS], rows[MOST_ROWS:]
     cells = [_cells(row, info.file_bytes) for row in shown]
     styles = ["red" if _is_dead(row) else "" for row in shown]
@@ -39,12 +51,11 @@ def file_table(info: FileInfo, title: str, width: int, *, unfold: bool = False) 
     n = sum(t.n or 0 for t in info.tensors)
     bits = f"{8 * info.file_bytes / n:.3f}" if n else "-"
     cells.append(["file", f"{n:,}" if n else "?", "", "", bits, f"{info.file_bytes:,}", ""])
+    if elide:
+        cells = [[_elided(name, width), *numbers] for name, *numbers in cells]
     lines = _lines([list(COLUMNS), *cells], width)
-    head = printable(f"{title}: version {info.version}, codec {info.codec}, {info.file_bytes:,} bytes")
-    text = Text().append(f"{head}\n{lines[0]}\n", "bold")
-    for line, style in zip(lines[1:], [*styles, *[""] * (len(cells) - len(styles))], strict=True):
-        text.append(f"{line}\n", style)
-    return text.append("\n".join(_notes(info, shown)))
+    styles = ["bold", *styles, *[""] * (len(cells) - len(styles))]
+    return Text("\n").join(Text(line, style) for line, style in zip(lines, styles, strict=True))
 
 
 def _cells(row: Row, file_bytes: int) -> list[str]:
@@ -59,6 +70,21 @@ def _cells(row: Row, file_bytes: int) -> list[str]:
 
 def _short(name: str) -> str:
     return shorten(printable(name), MOST_CHARACTERS)
+
+
+def _elided(name: str, width: int) -> str:
+    """The name without the middle of its longest parts: the numbers of blocks, and the end, tell tensors apart."""
+    parts = name.split(".")
+    for most in range(max(map(len, parts)), LEAST_OF_PART - 1, -1):
+        found = ".".join(part if "{" in part else _without_middle(part, most) for part in parts)
+        if cell_len(found) <= width:
+            return found
+    return _without_middle(name, width)
+
+
+def _without_middle(text: str, most: int) -> str:
+    end = most // 2
+    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 def _percent(part: int, whole: int | None) -> str:

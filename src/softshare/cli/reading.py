@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ import typer
 
 from softshare import zoo
 from softshare.cli.console import console
-from softshare.cli.file_table import file_table
+from softshare.cli.file_table import print_file_table
 from softshare.cli.summary import result_panel
 from softshare.cli.task_options import DataOption, DeviceOption, OverwriteOption, TaskOptions, load_task
 from softshare.errors import ConfigError
@@ -39,16 +41,17 @@ def inspect(
     """Show what a file holds: shape, density, components, bits per weight and bytes of every tensor.
 
     The command reads only headers. Only a small compact file is decoded. Tensors of one shape whose names differ only
-    in numbers share a row. The table shows the first 1000 rows, and the last 200 characters of a name. JSON has all
-    tensors.
+    in numbers share a row. The table shows the first 1000 rows, and the last 200 characters of a name. A name that is
+    wider than the terminal loses the middle of its longest parts. JSON has all tensors and whole names.
     """
     from softshare.codec import inspect as inspect_file
 
+    require_sws(file)
     info = inspect_file(file)
     if as_json:
         typer.echo(json.dumps(info.to_dict(), indent=2))
     else:
-        out.print(file_table(info, str(file), out.width, unfold=verbose), soft_wrap=True)
+        print_file_table(out, info, str(file), unfold=verbose)
 
 
 def evaluate(
@@ -110,8 +113,7 @@ def evaluate(
     out.print(result_panel(found, verdict(found), time.perf_counter() - start))
     out.print(
         f"Measured: {metric.name} {metric.text(error, 2)}, {n_bytes:,} bytes. result.json says: {metric.name} "
-        f"{metric.text(result.error_after, 2)}, {result.file_bytes:,} bytes.",
-        soft_wrap=True,
+        f"{metric.text(result.error_after, 2)}, {result.file_bytes:,} bytes."
     )
     if (error, n_bytes) != (result.error_after, result.file_bytes) and not batch_norm:
         out.print("The file and result.json differ.")
@@ -167,9 +169,10 @@ def export(
             raise ConfigError(f"{target} already exists. Give --overwrite or another name")
     if onnx is None and shrunk is None and (task or batch_norm or data):
         raise ConfigError("--task, --batch-norm and --data have an effect only with --onnx or --shrunk. Leave them out")
+    require_sws(file)
     if sparse is not None:
         n_sparse = export_sparse(file, sparse)
-        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.", soft_wrap=True)
+        out.print(f"Wrote {n_sparse} sparse tensors to {sparse}.")
     if onnx is None and shrunk is None:
         return
     if task is None:
@@ -181,11 +184,23 @@ def export(
     if onnx is not None:
         difference = export_onnx(loaded.model, inputs, onnx)
         out.print(
-            f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest.",
-            soft_wrap=True,
+            f"Wrote {onnx}. The outputs of onnxruntime and PyTorch agree to within {difference:.1g} of the largest."
         )
     if shrunk is not None:
         write_shrunk(loaded, inputs, shrunk)
+
+
+def require_sws(file: Path) -> None:
+    """Raise if the file is a checkpoint, by its name and its first bytes. What else it may be, its reader says."""
+    from softshare.codec.header import MAGIC
+    from softshare.network.readers.folder import ENDINGS
+
+    if file.suffix not in ENDINGS or not file.is_file():
+        return
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            command = shlex.join(["softshare", "quantize", str(file)])
+            raise ConfigError(f"{file}: expected an .sws file, got a checkpoint. To compress it, run: {command}")
 
 
 def load_into_task(task: Task, file: Path, batch_norm: bool) -> None:

@@ -59,8 +59,8 @@ def reproduce(
     """Make kept results from their recipes: pre-train, compress and measure, for each method and seed.
 
     Existing results are kept, so the same command continues after an interruption. A training goes on from its
-    checkpoint; those of dns and deep-compression begin anew, and so does a pre-training without --checkpoints. Errors
-    are always measured on the CPU, as `softshare verify` does.
+    checkpoint; those of dns and deep-compression start from the beginning, and so does a pre-training without
+    --checkpoints. Errors are always measured on the CPU, as `softshare verify` does.
     """
     from softshare.paper.recipes import methods
     from softshare.paper.reproduce import reproduce as reproduce_results
@@ -86,7 +86,7 @@ def reproduce(
 
 
 def _say(text: str) -> None:
-    console(stderr=True).print(text, soft_wrap=True)
+    console(stderr=True).print(text)
 
 
 def _seeds(text: str) -> list[int]:
@@ -167,11 +167,11 @@ def report(
     is_study = (run / SUMMARY).exists()
     if is_study:
         page, *pictures = write_study_report(run, folder, published_points)
-        out.print(f"{page} written, and {len(pictures)} pictures beside it.", soft_wrap=True)
+        out.print(f"{page} written, and {len(pictures)} pictures beside it.")
         return
     report = write_report(run, folder, known_classifier)
-    out.print(f"{report.page} written, and {len(report.pictures)} pictures beside it.", soft_wrap=True)
-    out.print(drawn(report.draw), soft_wrap=True)
+    out.print(f"{report.page} written, and {len(report.pictures)} pictures beside it.")
+    out.print(drawn(report.draw))
 
 
 def results(
@@ -194,7 +194,7 @@ def results(
     for path in stale:
         if not check:
             write_file(path, wanted[path])
-        out.print(f"{path} {'is not what the results give' if check else 'written'}", soft_wrap=True)
+        out.print(f"{path} {'is not what the results give' if check else 'written'}")
     if not check and not can_draw():
         out.print("No plot was drawn, because matplotlib is missing: pip install 'softshare[report]'")
     if check and stale:

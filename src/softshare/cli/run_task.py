@@ -33,7 +33,7 @@ from softshare._util.run_folder import (
 )
 from softshare.cli import tables
 from softshare.cli.console import console
-from softshare.cli.file_table import file_table
+from softshare.cli.file_table import print_file_table
 from softshare.cli.spared import say, spared, spared_hook
 from softshare.cli.stopping import RESUME, stopping
 from softshare.cli.summary import after_a_run, result_panel
@@ -224,7 +224,7 @@ def _run(spec: str, folder: Path, config: CompressConfig, options: RunOptions, g
     out.print(result_panel(result, verdict(result), time.perf_counter() - start, dead_layers(compressed)))
     for message in kept_message(WeightView.of(task.model, config.prior.rules)):
         out.print(message)
-    out.print(after_a_run(folder, folder / MODEL), soft_wrap=True)
+    out.print(after_a_run(folder, folder / MODEL))
     if options.verbose:
         _print_details(folder, compressed, result, spec)
     if is_torchrun():  # which would start the run again
@@ -235,14 +235,14 @@ def _run(spec: str, folder: Path, config: CompressConfig, options: RunOptions, g
 def _print_details(folder: Path, compressed: Compressed, result: Result, spec: str) -> None:
     """What few want to know of every run. The report and `softshare inspect` show most of it too."""
     out.print()
-    out.print(file_table(inspect_file(folder / MODEL), str(folder / MODEL), out.width), soft_wrap=True)
+    print_file_table(out, inspect_file(folder / MODEL), str(folder / MODEL))
     for message in compressed.messages:
         out.print(message)
     out.print(tables.account_table(result))
     out.print(tables.result_table(result, EXPERIMENTS[spec].paper if spec in EXPERIMENTS else None))
     if compressed.outcome:
         out.print(str(compressed.outcome))
-    out.print(f"The run used one seed ({result.seed}), and is in {folder}.", soft_wrap=True)
+    out.print(f"The run used one seed ({result.seed}), and is in {folder}.")
 
 
 def _save_networks(folder: Path, compressed: Compressed, group: Group, spare: list[Path]) -> None:

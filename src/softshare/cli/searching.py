@@ -135,7 +135,7 @@ def tune(
             job,
             StudyConfig(trials, sampler, error_bound, storage, study),
             hooks=lambda title: [ProgressBar(title)] if log.is_terminal and not elsewhere else [],
-            say=lambda text: log.print(text, soft_wrap=True),
+            say=log.print,
         )
     out = console()
     title = f"The front of {len(rows)} trials, in {job.folder / FRONT}"

@@ -37,13 +37,13 @@ def write_shrunk(task: Task, inputs: Inputs, target: Path) -> None:
         warnings.simplefilter("always")
         small = shrink(task.model, inputs=inputs)
     for message in {str(w.message): None for w in caught if w.category is UserWarning}:
-        out.print(message, soft_wrap=True)
+        out.print(message)
     if target.suffix == ".onnx":
         export_onnx(small, inputs, target)
     else:
         save_checkpoint(target, small.state_dict())
     out.print(cost_table(*costs([task.model, small], inputs)))
-    out.print(f"Wrote {target}.", soft_wrap=True)
+    out.print(f"Wrote {target}.")
 
 
 def cost_table(before: Cost, now: Cost) -> Table:

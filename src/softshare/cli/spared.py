@@ -19,4 +19,4 @@ def spared_hook(hook: Hook) -> Hook:
 
 
 def say(text: str) -> None:
-    console(stderr=True).print(f"softshare: {text}", soft_wrap=True)
+    console(stderr=True).print(f"softshare: {text}")

@@ -33,7 +33,7 @@ def init(
     with made_folder(file.parent):
         write_atomic(file, _template(file).encode())
     command = shlex.join(["softshare", "compress", f"{file}:make_task"])
-    out.print(f"Wrote {file}. Try it: {command}", soft_wrap=True)
+    out.print(f"Wrote {file}. Try it: {command}")
 
 
 def _template(file: Path) -> str:

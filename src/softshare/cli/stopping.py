@@ -76,5 +76,8 @@ def interrupts() -> Iterator[None]:
 
 
 def _end(text: str, number: int) -> NoReturn:
-    console(stderr=True).print(f"softshare: {text}", soft_wrap=True)
+    log = console(stderr=True)
+    if number == SIGINT and log.cuts:
+        log.print()  # a terminal has written ^C to this line
+    log.print(f"softshare: {text}")
     raise typer.Exit(128 + number) from None

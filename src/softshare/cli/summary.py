@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"kept": "green", "lost": "red", "unknown": ""}
 NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
-MOST_DEAD = 3  # layers that the panel names
+LATER = "Later, more layers became all zero."
+MOST_DEAD = 3  # sentences about such layers
 MOST_CHARACTERS = 200  # of a name
 
 
@@ -35,9 +36,7 @@ def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequenc
     rows = [*facts(result).items(), *(("target", text) for text in _target(result)), ("time", duration(seconds))]
     about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")
     alarms = [] if (result.outcome or {}).get("met", True) else [NOT_FOUND]
-    hidden = len(dead) - MOST_DEAD
-    alarms += [*dead[:MOST_DEAD], *([f"... and {hidden} more layers."] if hidden > 0 else [])]
-    alarms += [REVIVE] if dead else []
+    alarms += [*dead[:MOST_DEAD], *([LATER] if len(dead) > MOST_DEAD else []), *([REVIVE] if dead else [])]
     return panel(verdict.sentence, COLOURS[verdict.fate], about, rows, alarms)
 
 
@@ -74,7 +73,7 @@ def panel(sentence: str, colour: str, about: str, rows: Iterable[tuple[str, str]
 
 
 def _next_steps(steps: Sequence[tuple[str, str]]) -> Text:
-    """What to do next: what for, and the command or the line of Python. Print it with `soft_wrap`."""
+    """What to do next: what for, and the command or the line of Python."""
     width = max(len(what) for what, _ in steps)
     return Text("\n".join(f"{what.ljust(width)}  {printable(how)}" for what, how in steps))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from softshare.zoo.experiments import PaperRow
 
 MOST_CHARACTERS = 200  # of a name
+MOST_CONDITIONS = 4
 
 
 def _table(*columns: str) -> Table:
@@ -42,6 +43,12 @@ def _titled(title: str, table: Table, *notes: str) -> Group:
 def _name(text: str) -> Text:
     """A name from a file. It is Text, because rich would read "[x]" in a string as markup."""
     return Text(shorten(printable(text), MOST_CHARACTERS))
+
+
+def _in_a_line(problem: str) -> str:
+    """A problem whose further lines name tensors, with the first of them."""
+    said, *tensors = problem.split("\n  ")
+    return f"{said} {listed(tensors)}" if tensors else said
 
 
 def account_table(result: Result) -> Group:
@@ -114,7 +121,7 @@ def check_table(checks: Iterable[Check], title: str) -> Group:
     table.add_column(_name(one.label if one else "metric"), justify="right", no_wrap=True)
     table.add_column("", overflow="fold", ratio=3)
     for check in checks:
-        verdict = "; ".join(check.differences) or "ok"
+        verdict = "; ".join(map(_in_a_line, check.differences)) or "ok"
         verdict += "".join(f"; {text.partition(':')[0]} not checked" for text in check.not_checked)
         n_bytes = "-" if check.file_bytes is None else f"{check.file_bytes:,}"
         value, metric = check.error, check.metric
@@ -122,6 +129,9 @@ def check_table(checks: Iterable[Check], title: str) -> Group:
         table.add_row(_name(check.path), n_bytes, error, Text(printable(verdict), style="" if check.ok else "red"))
     notes = [f"not checked: {text}" for text in reasons]
     if conditions:
-        of = [f"{shorten(text, MOST_CHARACTERS)} ({n} of {len(checks)} runs)" for text, n in conditions.most_common()]
-        notes.append(f"measured under other conditions, which may round differently: {listed(of, '; ')}")
+        most = conditions.most_common(MOST_CONDITIONS)
+        of = [f"{shorten(text, MOST_CHARACTERS)} ({n} of {len(checks)} runs)" for text, n in most]
+        more = len(conditions) - len(of)
+        text = "; ".join(of) + (f" and {more} more" if more else "")
+        notes.append(f"measured under other conditions, which may round differently: {text}")
     return _titled(title, table, *map(printable, notes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def load_calibration(spec: str) -> tuple[nn.Module, Iterable[Any], Any]:
         raise ConfigError(f"--calibrate: expected FILE.py:FUNCTION, got {spec!r}")
     if not Path(file).is_file():
         raise ConfigError(f"--calibrate: there is no file {file}")
-    found = _call(spec, file, function)
+    found = _call(spec, file, function, "a network, batches and perhaps a loss")
     if not (isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[0], nn.Module)):
         raise ConfigError(
             f"{spec}: expected {function}() to return a network, batches and perhaps a loss, got {type(found).__name__}"
@@ -168,13 +169,13 @@ def load_calibration(spec: str) -> tuple[nn.Module, Iterable[Any], Any]:
 def _task(spec: str, file: str, function: str) -> Task:
     from softshare.task import Task
 
-    task = _call(spec, file, function)
+    task = _call(spec, file, function, "a softshare.Task")
     if not isinstance(task, Task):
         raise ConfigError(f"{spec}: expected {function}() to return a softshare.Task, got {type(task).__name__}")
     return dataclasses.replace(task, name=spec if task.name == "custom" else task.name)
 
 
-def _call(spec: str, file: str, function: str) -> Any:
+def _call(spec: str, file: str, function: str, returns: str) -> Any:
     """Import a user's file and call its function."""
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
@@ -185,7 +186,25 @@ def _call(spec: str, file: str, function: str) -> Any:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
     call(f"the import of {file}", module_spec.loader.exec_module, module)
-    make = getattr(module, function, None)
-    if not callable(make):
+    if not hasattr(module, function):
         raise ConfigError(f"{spec}: {file} defines no function {function!r}")
+    make = getattr(module, function)
+    if (got := _other_than_a_function(make)) is not None:
+        raise ConfigError(f"{spec}: expected a function without arguments that returns {returns}, got {got}")
     return call(spec, make)
+
+
+def _other_than_a_function(make: Any) -> str | None:
+    """What it is, unless it can be called without arguments. A network can be called, but with an input."""
+    from torch import nn
+
+    if not callable(make) or isinstance(make, nn.Module):
+        return f"an object of type {type(make).__name__}"
+    try:
+        signature = inspect.signature(make)
+        signature.bind()
+    except TypeError:
+        return f"{getattr(make, '__name__', type(make).__name__)}{signature}"
+    except ValueError:  # it does not say what it takes
+        pass
+    return None

@@ -67,7 +67,7 @@ def demo(
     status = run_task("lenet-300-100", folder, config, options)
     out.print("Keep the accuracy too:    softshare compress lenet-300-100")
     with spared("the page to draw on"):
-        out.print(draw_page(folder), soft_wrap=True)
+        out.print(draw_page(folder))
     raise typer.Exit(status)
 
 
@@ -107,7 +107,7 @@ def pretrain(
         output_folder(folder, overwrite, resume=resume) as unfinished,
     ):
         pretrain_into(task, experiment, unfinished, seed, checkpoint_every, teacher)
-    out.print(f"The network is in {folder / PRETRAINED}.", soft_wrap=True)
+    out.print(f"The network is in {folder / PRETRAINED}.")
     with spared("the test"):
         out.print(f"test error {final_error(task, task.model):.2f}%")
 

@@ -62,7 +62,8 @@ def reproduce(
     `checkpoints`, if given, and missing ones are saved there.
 
     A training that was stopped goes on where it was when its checkpoint was written: every so many seconds, and by
-    Ctrl-C and SIGTERM. Rivals begin anew, and so does a pre-training without `checkpoints`.
+    Ctrl-C and SIGTERM. Rivals start from the beginning, and so does a pre-training without
+    `checkpoints`.
 
     Everything that can be checked is checked before this returns. Each step of the iterator then trains one method.
     """
@@ -198,7 +199,7 @@ class _Bench:
 def run_method(
     task: Task, config: MethodConfig, hooks: Sequence[Hook] = (), checkpoint: Checkpoint | None = None
 ) -> Compressed:
-    """Rivals have no checkpoint: they begin anew."""
+    """Rivals have no checkpoint: they start from the beginning."""
     match config:
         case DeepCompressionConfig():
             return deep_compression(task, config, hooks)

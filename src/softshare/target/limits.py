@@ -204,7 +204,7 @@ class Outcome:
         elif self.kept:
             fate = f"{kept_in_words(metric)}: {figures}"
         elif isinstance(self.target, WithinNoise):
-            fate = f"cannot be compressed without loss, the nearest found {lost}: {figures}"
+            fate = f"no network without a loss was found, and the nearest {lost}: {figures}"
         else:
             fate = f"{lost}: {figures}"
         if self.target is None or isinstance(self.target, WithinNoise):

@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 
 class Runs(Hook):
-    """Each run trains `task.model` anew, from the weights that it has now. `steer` gives the settings of a run."""
+    """Each run trains `task.model` from the weights that it has now. `steer` gives the settings of a run."""
 
     def __init__(
         self,

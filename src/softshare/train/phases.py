@@ -19,7 +19,7 @@ from softshare.train.step import Latent
 
 
 class Phases(Hook):
-    """Hooks see the phases as one training of `epochs`; without that number, each phase starts anew for them.
+    """Hooks see the phases as one training of `epochs`; without that number, each phase is a training of its own.
 
     Epochs are numbered across phases. Each phase starts with a record of its own, at the epoch where the phase
     before it ended: it shows the network as pruning or sharing has left it.

@@ -98,7 +98,7 @@ class Checkpoint:
         if state["key"] != self._key:
             raise ConfigError(
                 f"{self.path} is of another run: the network, the settings, the target or the versions are not the "
-                "same. Give those of that run to go on with it, or delete the file to start anew"
+                "same. Give those of that run to go on with it, or delete the file to start from the beginning"
             )
         self._loaded = state["parts"]
         then, now = state["conditions"], self._conditions
@@ -203,7 +203,9 @@ def _read(path: Path, data: bytes) -> dict[str, Any]:
         return {name: kind(state[name]) for name, kind in (("key", str), ("conditions", dict), ("parts", dict))}
     except Exception as problem:  # torch has no error of its own for each way in which a file can be wrong
         kind = type(problem).__name__
-        raise FormatError(f"{path} is not the checkpoint of a run ({kind}); delete it to start anew") from None
+        raise FormatError(
+            f"{path} is not the checkpoint of a run ({kind}); delete it to start from the beginning"
+        ) from None
 
 
 class Training:
