@@ -11,9 +11,10 @@ from softshare._util.files import read_bytes, write_atomic
 from softshare._util.run_folder import MODEL, PAGE, RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.report.headline import Lead, said, task_of
-from softshare.report.page import Figure, Page, Table, render
+from softshare.report.page import Figure, Page, render
 from softshare.report.run import drawn_from
 from softshare.report.style import require_matplotlib, styled
+from softshare.report.table import Table
 from softshare.report.write import make_report_folder, write_picture
 from softshare.result import Result
 from softshare.task import Metric
