@@ -251,7 +251,7 @@ def test_long_names_fit_a_phone_and_leave_the_numbers_in_reach(written: Path, ta
     tab.open((written / "report" / "index.html").as_uri(), width=390)
     name = "encoder_with_a_rather_long_name.layers.{0-11}.attention_projection.weight x12"
     tab.run(
-        f"for (const e of [part.options[0], ...document.querySelectorAll('td:first-child')]) e.textContent = '{name}'"
+        f"for (const e of [...part.options, ...document.querySelectorAll('td:first-child')]) e.textContent = '{name}'"
     )
     assert tab.run("Math.ceil(part.getBoundingClientRect().right)") <= 390
     assert tab.run("document.documentElement.scrollWidth") <= 390
