@@ -369,17 +369,6 @@ def test_heights_keep_a_gap() -> None:
     assert spaced([0.9, 0.95, 0.97], 0.2) == pytest.approx([0.6, 0.8, 1.0])
 
 
-def test_many_tensors_are_summed_in_one_bar(layers: Run) -> None:
-    assert layers.info is not None
-    many = tuple(dataclasses.replace(layers.info.tensors[0], name=f"{k}.weight", n_bytes=10) for k in range(100))
-    info = dataclasses.replace(layers.info, tensors=many, file_bytes=1500)
-    (data,) = sizes_data(dataclasses.replace(layers, info=info))
-    assert len(data.layers) == 25
-    assert data.layers[0].n_bytes == 500
-    assert data.layers[-1].parts == (("", "file", 770),)
-    assert data.layers[-1].name == "77 others"
-
-
 def test_the_account_is_the_result(layers: Run) -> None:
     result = layers.result
     assert isinstance(result, Result)
@@ -397,7 +386,9 @@ def test_curves_are_the_history(layers: Run) -> None:
     assert error.epochs.tolist() == [0, 1, 2, 3, 4]
     assert error.lines[""].tolist() == [row["validation_error"] for row in layers.history]
     assert math.isnan(curves["Task loss"].lines[""][0])
-    assert curves["Size, estimated by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
+    assert (
+        curves["Uncoded size, estimated by the mixtures"].lines[""][-1] == layers.history[-1]["complexity_bits"] / 8000
+    )
     assert curves["Density"].lines["conv.weight"].tolist() == [row["density/conv.weight"] for row in layers.history]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from report_runs import compress
-from softshare.report.headline import Progress, command, facts, lead
+from softshare.cli.summary import NOT_FOUND
+from softshare.report.headline import Progress, cards, command, facts, lead
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.result import Result
@@ -105,5 +106,43 @@ def test_a_run_that_was_stopped_says_so(run: Run) -> None:
 
 def test_progress_in_words() -> None:
     assert Progress(0, 30).text("epoch") == "epoch 0 of 30"
-    assert Progress(3, 30, 95).text("look") == "look 3 of 30, about 95 s left"
-    assert Progress(3, 30, 9000, run=2).text("epoch") == "epoch 3 of 30, training 2, about 2 h 30 min left"
+    assert Progress(3, 30, 95).text("look") == "look 3 of 30, about 95 s left of this training"
+    assert (
+        Progress(3, 30, 9000, run=2).text("epoch")
+        == "epoch 3 of 30, training 2, about 2 h 30 min left of this training"
+    )
+
+
+def of_search(run: Run) -> Run:
+    """The same as if a first training of four epochs had come before."""
+    later = tuple(row | {"epoch": row["epoch"] + 4} for row in run.history)
+    return dataclasses.replace(run, history=(*run.history, *later))
+
+
+def test_a_search_says_how_many_trainings_it_took(run: Run) -> None:
+    steps = config_of(run.result, retrain={"steps": 1500})
+    for own, training in (
+        (of_search(changed(run, seconds=240.0)), "2 trainings of 4 epochs, 4 min"),
+        (of_search(changed(run, seconds=240.0, config=steps)), "2 trainings of 1,500 steps, 4 min"),
+        (of_search(changed(run, seconds=240.0, config={})), "2 trainings, 4 min"),
+        (changed(run, seconds=240.0, config=steps), "1,500 steps, 4 min"),
+    ):
+        assert facts(own)["Training"] == training
+
+
+def test_the_card_of_a_search_counts_as_its_progress_does(run: Run) -> None:
+    begun = dataclasses.replace(of_search(run), result=None)
+    begun = dataclasses.replace(begun, history=begun.history[:-1])
+    assert cards(begun)["epoch of training 2"] == "3"
+    assert lead(begun, Progress(3, 4, run=2)).sentence == "Under way: epoch 3 of 4, training 2."
+    assert cards(dataclasses.replace(run, result=None))["epoch"] == "4"
+    assert "uncoded, estimated by the mixtures" in cards(begun)
+
+
+@pytest.mark.parametrize("target", [{"kind": "WithinNoise"}, {"kind": "MaxBytes", "max_bytes": 9}])
+def test_a_target_that_is_not_met_is_said_as_in_the_terminal(run: Run, target: dict[str, Any]) -> None:
+    outcome = {"target": target, "limit": 9, "reached": 10, "met": False, "kept": False}
+    own = changed(run, outcome=outcome)
+    assert lead(own).warnings == (NOT_FOUND,)
+    assert NOT_FOUND in render_page(own, {}).partition("</header>")[0]
+    assert lead(changed(run, outcome={**outcome, "met": True})).warnings == ()

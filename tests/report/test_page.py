@@ -20,9 +20,10 @@ from softshare.codec import inspect
 from softshare.errors import NotAvailableError
 from softshare.report.figures.catalogue import FIGURES
 from softshare.report.headline import Lead
-from softshare.report.page import Figure, Page, Table, render, render_page
+from softshare.report.page import Figure, Page, render, render_page
 from softshare.report.run import Run
 from softshare.report.style import GROUND, VARIABLES, require_matplotlib
+from softshare.report.table import Table
 from softshare.target.limits import MaxBytes, MaxError, MaxErrorIncrease, Outcome, Target, WithinNoise
 from softshare.task import Metric
 
@@ -243,6 +244,18 @@ def test_it_opens_without_an_error_and_fits_the_screen(written: Path, tab: Brows
     assert tab.run(f"getComputedStyle({title}).fill") == ink
     assert tab.problems == []
     assert {request for request in tab.requests if not request.startswith("data:")} == {address}
+
+
+@pytest.mark.browser
+def test_long_names_fit_a_phone_and_leave_the_numbers_in_reach(written: Path, tab: Browser) -> None:
+    tab.open((written / "report" / "index.html").as_uri(), width=390)
+    name = "encoder_with_a_rather_long_name.layers.{0-11}.attention_projection.weight x12"
+    tab.run(
+        f"for (const e of [...part.options, ...document.querySelectorAll('td:first-child')]) e.textContent = '{name}'"
+    )
+    assert tab.run("Math.ceil(part.getBoundingClientRect().right)") <= 390
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+    assert tab.run("document.querySelector('#tensors td').clientWidth") <= 200
 
 
 @pytest.mark.browser

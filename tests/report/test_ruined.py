@@ -11,7 +11,7 @@ from report_runs import compress
 from softshare.report.figures.catalogue import draw_svgs
 from softshare.report.figures.sizes import draw_sizes, sizes_data
 from softshare.report.page import IN_PAGE, render_page
-from softshare.report.ruined import Ruined, ruined_data
+from softshare.report.ruined import Ruined, ruined_data, ruined_in_words
 from softshare.report.run import Run
 from softshare.report.style import BAD, styled
 
@@ -82,3 +82,18 @@ def test_many_ruined_layers_are_counted(ruined: Run) -> None:
     page = render_page(many, {})
     assert "layer7.weight is all zero" in page
     assert "12 more layers are all zero." in page
+
+
+def test_lines_about_blocks_are_folded_and_the_first_to_die_comes_first() -> None:
+    dead = [Ruined(f"layer.{k}.query.weight", 3.0 + k, "look") for k in (2, 0, 1, 5)]
+    dead += [Ruined(f"layer.{k}.dense.weight", 2.0, "look") for k in range(3)]
+    dead += [Ruined("head.weight", None, "look"), Ruined("emb.weight", 1.0, "look")]
+    lines = [
+        "emb.weight is all zero since look 1: nothing passes through it.",
+        "layer.{0-2}.dense.weight x3 are all zero since look 2: nothing passes through them.",
+        "layer.{0-2,5}.query.weight x4 are all zero, the first since look 3: nothing passes through them.",
+        "head.weight is all zero: nothing passes through it.",
+    ]
+    assert ruined_in_words(dead, 8) == lines
+    assert ruined_in_words(dead, 3) == [*lines[:3], "1 more layer is all zero."]
+    assert ruined_in_words(dead, 1) == [*lines[:1], "8 more layers are all zero."]

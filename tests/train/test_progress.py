@@ -90,7 +90,7 @@ def test_on_a_terminal_a_bar_fills_up(steps: int | None, total: str) -> None:
     last = last_line(file)
     assert "retrain" in last
     assert "error 9.35%" in last
-    assert "about 2.0 kB" in last
+    assert "2.0 kB uncoded" in last
     assert total in last
     assert "0:00:00" in last  # time left
     assert SHOW_CURSOR in file.getvalue()
@@ -107,7 +107,7 @@ def test_no_number_is_cut_where_there_is_little_room(width: int) -> None:
     bar.on_end()
     last = last_line(file)
     assert "…" not in last
-    assert "validation accuracy 12.35%  about 15.4 MB" in last
+    assert "validation accuracy 12.35%  15.4 MB uncoded" in last
     assert "1/60000" in last
 
 
@@ -146,7 +146,7 @@ def test_off_a_terminal_a_line_every_tenth_of_the_run(epochs: int, expected: lis
     lines = file.getvalue().splitlines()
     assert [line.rpartition("  ")[2].partition(",")[0] for line in lines] == [f"{e}/{epochs}" for e in expected]
     error = f"retrain  error {12.3456 - epochs:.2f}%"
-    assert lines[-1] == f"{error}  about 2.0 kB  {epochs}/{epochs}, 0 s left"
+    assert lines[-1] == f"{error}  2.0 kB uncoded  {epochs}/{epochs}, 0 s left"
     assert "\x1b" not in file.getvalue()
 
 

@@ -16,7 +16,8 @@ from paths import ROOT
 from softshare.cli import main
 from softshare.errors import FormatError
 from softshare.task import Metric
-from softshare.tune.study_page import study_title
+from softshare.tune.plots import draw_front, front_data, no_others
+from softshare.tune.study_page import study_title, write_study_report
 from softshare.tune.trials import from_csv, to_csv, with_front
 
 KEPT = ROOT / "docs" / "tuning"
@@ -72,6 +73,23 @@ def test_the_picture_in_the_docs_is_drawn_from_the_table_beside_it(study: Path) 
         kept, drawn = (imread(folder / name) for folder in (KEPT, study / "report" / "figures"))
         assert kept.shape == drawn.shape
         assert abs(kept - drawn).mean() < 0.01  # fonts may differ a little
+
+
+def test_without_published_figures_there_is_one_panel_and_nothing_said_of_others(tmp_path: Path, study: Path) -> None:
+    write_study_report(KEPT, tmp_path)
+    alone, beside = ((folder / "index.html").read_text() for folder in (tmp_path, study / "report"))
+    for text in ("published figures", "in the paper&#39;s format", "lower one"):
+        assert text not in alone
+    assert "Each has the published figures" in beside
+    labels = ("ratio in the paper's format; others", "ratio; others")
+    assert [sum(label in page for label in labels) for page in (alone, beside)] == [0, 2]
+    rows = from_csv((KEPT / "summary.csv").read_bytes(), "summary.csv")
+    figure = draw_front(front_data("net", rows[:4], no_others(""), Metric()))
+    figure.draw_without_rendering()
+    *_, bar = figure.axes
+    shown = [label.get_text() for label in bar.get_yticklabels()]
+    assert shown
+    assert all(text.isdecimal() for text in shown)
 
 
 def test_a_study_without_a_trial_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,16 @@ from typing import Any, Literal
 from softshare._util.printable import printable, shorten
 from softshare._util.run_folder import RESULT, finished_folder
 from softshare._util.words import duration
-from softshare.report.ruined import ruined_data
+from softshare.report.course import run_starts
+from softshare.report.ruined import ruined_data, ruined_in_words
 from softshare.report.run import Run
 from softshare.result import Result
 from softshare.target.limits import bound_of, in_unit_of
 from softshare.task import Metric
 from softshare.verdict import verdict
 
-MOST_RUINED = 8  # layers named
+MOST_RUINED = 8  # lines about layers, where a line may be about a repeated block
+NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,15 @@ class Progress:
 
     def text(self, counted: str) -> str:
         of_search = f", training {self.run}" if self.run > 1 else ""
-        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left of this training"
         return f"{counted} {self.done} of {self.total}{of_search}{left}"
 
 
 def lead(run: Run, progress: Progress | None = None) -> Lead:
-    ruined = ruined_data(run)
-    warnings = [f"{said(found.name)} is {found.since}: nothing passes through it." for found in ruined[:MOST_RUINED]]
-    if len(ruined) > MOST_RUINED:
-        warnings.append(f"{len(ruined) - MOST_RUINED} more layers are all zero.")
+    warnings = ruined_in_words(ruined_data(run), MOST_RUINED)
     if run.result:
+        if not (run.result.outcome or {}).get("met", True):
+            warnings.insert(0, NOT_FOUND)
         found = verdict(run.result)
         return Lead(found.fate, printable(found.sentence), tuple(warnings))
     if progress:
@@ -66,11 +67,12 @@ def cards(run: Run) -> dict[str, str]:
 
 
 def _under_way(run: Run) -> dict[str, str]:
-    last, metric = run.history[-1], run.metric
+    last, metric, starts = run.history[-1], run.metric, run_starts(run.history)
+    of_search = f" of training {len(starts)}" if len(starts) > 1 else ""
     return {
-        run.counted: f"{last['epoch']:g}",
+        f"{run.counted}{of_search}": f"{last['epoch'] - run.history[starts[-1]]['epoch']:g}",
         f"validation {metric.name}": metric.text(last["validation_error"]),
-        "size, estimated": f"{last['complexity_bits'] / 8000:.1f} kB",
+        "uncoded, estimated by the mixtures": f"{last['complexity_bits'] / 8000:.1f} kB",
         "components in use": f"{last['components_alive']:g}",
     }
 
@@ -121,7 +123,10 @@ def facts(run: Run) -> dict[str, str]:
     if result is None:
         return {}
     training = result.config.get("retrain", {})
-    lengths = [f"{training[name]} {name}" for name in ("epochs", "steps") if training.get(name)]
+    lengths = [f"{training[name]:,} {name}" for name in ("epochs", "steps") if training.get(name)][:1]
+    trainings = len(run_starts(run.history))
+    if trainings > 1:
+        lengths = [f"{trainings} trainings{f' of {lengths[0]}' if lengths else ''}"]
     count = f", {result.threads} thread{'s' if result.threads != 1 else ''}"
     threads = count if result.threads and result.device == "cpu" else ""
     found = {
@@ -129,7 +134,7 @@ def facts(run: Run) -> dict[str, str]:
         "Data": result.dataset,
         "Method": result.method,
         "Seed": str(result.seed),
-        "Training": ", ".join([*lengths[:1], duration(result.seconds)]),
+        "Training": ", ".join([*lengths, duration(result.seconds)]),
         "Device": f"{result.device}{threads}",
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items())),
     }

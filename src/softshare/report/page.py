@@ -11,19 +11,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from softshare.codec.info import FileInfo
 from softshare.report import headline
 from softshare.report.figures.catalogue import FIGURES
 from softshare.report.figures.film import film_data, film_for_page
-from softshare.report.figures.sizes import kind_by_shape, shape_text
 from softshare.report.figures.speed import label, milliseconds
 from softshare.report.headline import Lead, Progress, said
-from softshare.report.ruined import ruined_data
 from softshare.report.run import Run
 from softshare.report.style import for_page
+from softshare.report.table import Table
+from softshare.report.tensor_table import tensor_table
 from softshare.result import Result
 
-MOST_ROWS = 2000  # tensors of the table
 IN_PAGE = tuple(plot for plot in FIGURES if plot.name != "film")  # for which it has a slider
 
 
@@ -45,18 +43,6 @@ class Figure:
     def columns(self) -> int:
         """Beside each other on a wide screen. Pictures of before and after stand beside each other."""
         return 2 if self.name == "filters" else {1: 1, 2: 2, 4: 2}.get(len(self.panels), 3)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table that sorts; each cell is a value to sort by and a text. The marks are classes of rows."""
-
-    name: str
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[tuple[Any, str]]]
-    marks: Mapping[int, str] | None = None
-    half: bool = False  # of the width of a wide screen
 
 
 @dataclass(frozen=True)
@@ -112,7 +98,7 @@ def render_page(
         figures=[Figure(p.name, p.title, p.caption, svgs[p.name], p.details) for p in IN_PAGE if svgs.get(p.name)],
         facts=headline.facts(run),
         command=headline.command(run),
-        tables=[*_speed(run), *([_tensors(run, run.info)] if run.info else [])],
+        tables=[*_speed(run), *([tensor_table(run, run.info)] if run.info else [])],
         films=[film_for_page(film) for film in film_data(run)],
         settings=_settings(run.result) if run.result else "",
         version=version,
@@ -140,34 +126,6 @@ def _speed(run: Run) -> list[Table]:
         name, both = f"ms for {label(timing)}", (timing.before, timing.after)
         rows.append([(name, name), *((s, milliseconds(s)) for s in both), (timing.times, f"{timing.times:.1f}")])
     return [Table("shrunk", "Whole and shrunk network", ("", "whole", "shrunk", "times less"), rows, half=True)]
-
-
-def _tensors(run: Run, info: FileInfo) -> Table:
-    heads = ("tensor", "type", "shape", "weights", "non-zero %", "components", "bits per weight", "bytes", "share %")
-    ruined = {found.name: found.since for found in ruined_data(run)}
-    rows, marks = [], {}
-    for k, t in enumerate(info.tensors[:MOST_ROWS], 1):
-        density = None if t.density is None else 100 * t.density
-        shape = "scalar" if t.shape == () else shape_text(t.shape)
-        name = t.name or f"tensor {k}"
-        kind = f"{kind_by_shape(t.shape)}, {t.kind}".removeprefix(", ")
-        bits, share = t.bits_per_weight, 100 * t.n_bytes / info.file_bytes
-        if name in ruined:
-            marks[k - 1] = "ruined"
-        cells: list[tuple[Any, str]] = [
-            (k if t.name is None else said(name), said(name) + (f": {ruined[name]}" if name in ruined else "")),
-            (kind, kind),
-            (t.n or 0, shape),
-            (t.n, "" if t.n is None else f"{t.n:,}"),
-            (density, "" if density is None else f"{density:.2f}"),
-            (t.n_components, str(t.n_components or "")),
-            (bits, "" if bits is None else f"{bits:.3f}"),
-            (t.n_bytes, f"{t.n_bytes:,}"),
-            (share, f"{share:.1f}"),
-        ]
-        rows.append(cells)
-    more = f", the first {MOST_ROWS:,} of {len(info.tensors):,}" if len(info.tensors) > MOST_ROWS else ""
-    return Table("tensors", f"Tensors{more}", heads, rows, marks)
 
 
 def _settings(result: Result) -> str:

@@ -13,8 +13,9 @@ from softshare.datafree.fitted import FittedWeights
 from softshare.report.figures.rates import draw_rates, rates_data
 from softshare.report.figures.sizes import shape_text
 from softshare.report.headline import Lead, said
-from softshare.report.page import MOST_ROWS, Figure, Page, Table, render
+from softshare.report.page import Figure, Page, render
 from softshare.report.style import require_matplotlib, styled
+from softshare.report.table import MOST_ROWS, Table
 from softshare.report.write import make_report_folder, write_picture
 
 RATES = "rates"

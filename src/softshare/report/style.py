@@ -130,6 +130,14 @@ def plain_log(axis: Any, few: bool = False) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
 
 
+def plain_numbers(axis: Any) -> None:
+    """A few whole numbers on a linear axis, such as 500, 1k and 1.5k."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(4, integer=True, steps=(1, 2, 5, 10)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
 def _short(value: float) -> str:
     """'0.03', '500', '10k', '2M'."""
     for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items():

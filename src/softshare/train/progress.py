@@ -73,7 +73,7 @@ class ProgressBar(Hook):
         done = record.epoch - self._first
         text = f"{self._name}  {self.metric.name} {self.metric.text(record.validation_error)}"
         if record.density:
-            text += f"  about {_size(record.complexity_bits / 8)}"
+            text += f"  {_size(record.complexity_bits / 8)} uncoded"  # by the mixtures: the file has another size
         if self._progress:
             self._progress.update(self._bar, description=text, completed=done * (self._steps or 1))
         elif done > 0 and (done % -(-self._epochs // 10) == 0 or done == self._epochs):

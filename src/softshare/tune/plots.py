@@ -15,7 +15,7 @@ from softshare.tune.space import Space
 from softshare.tune.trials import Row, chance, rank_correlations
 
 CROWDED = 4  # times the median
-FRONT_SIZE = 6.4, 10.5
+FRONT_SIZE, ALONE_SIZE = (6.4, 10.5), (6.4, 7.0)  # of two panels and of one
 _RINGS = "oDs^"
 Points = list[tuple[float, float]]  # (compression ratio, how much worse the metric is: points of accuracy lost)
 
@@ -39,6 +39,15 @@ class FrontData:
     file: Panel
     paper: Panel
     loss: str  # what the second number of each point is
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The paper's format is there to compare with what was published. Of a user's network nothing was."""
+        return [self.file, self.paper] if self.file.published or self.paper.published else [self.file]
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return FRONT_SIZE if len(self.panels) > 1 else ALONE_SIZE
 
 
 @dataclass(frozen=True)
@@ -96,10 +105,12 @@ def _panel(
 
 def draw_front(data: FrontData) -> Any:
     """What is lost against ratio. Trials are points, coloured by order, the front is a line, and others are rings."""
-    figure = new_figure(*FRONT_SIZE)
-    from matplotlib.ticker import LogLocator
+    figure = new_figure(*data.size)
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
-    for axes, panel in zip(figure.subplots(2, 1, sharey=True), (data.file, data.paper), strict=True):
+    panels = data.panels
+    all_axes = figure.subplots(len(panels), 1, sharey=True, squeeze=False)[:, 0]
+    for axes, panel in zip(all_axes, panels, strict=True):
         points: dict[str, Any] = {"c": data.order, "cmap": scale(), "edgecolors": FAINT, "linewidths": 0.4}
         dots = axes.scatter(*zip(*panel.trials, strict=True), s=24, zorder=2, **points)
         axes.plot(*zip(*panel.front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post", label="front")
@@ -122,7 +133,7 @@ def draw_front(data: FrontData) -> Any:
         axes.grid(visible=True)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14))  # below, where no point is
     figure.suptitle(data.title, fontsize=10)
-    figure.colorbar(dots, ax=figure.axes, label="trial", aspect=40)
+    figure.colorbar(dots, ax=figure.axes, label="trial", aspect=40, ticks=MaxNLocator(integer=True))
     return figure
 
 
@@ -176,10 +187,13 @@ def _place(value: float, range: Range) -> float:
     return (scale(value) - low) / (high - low)
 
 
-def draw_settings(data: SettingsData) -> Any:
-    """Above, each trial is a line through its settings, coloured by ratio on the front. Below, rank correlations."""
-    width = max(FRONT_SIZE[0], 0.68 * len(data.names))
-    figure = new_figure(width, width * FRONT_SIZE[1] / FRONT_SIZE[0])  # beside the front on the page, and as tall
+def draw_settings(data: SettingsData, beside: tuple[float, float] = FRONT_SIZE) -> Any:
+    """As tall on the page as a figure of the size `beside`.
+
+    Above, each trial is a line through its settings, coloured by ratio on the front. Below, rank correlations.
+    """
+    width = max(beside[0], 0.68 * len(data.names))
+    figure = new_figure(width, width * beside[1] / beside[0])
     lines, bars = figure.subplots(2, 1, height_ratios=(3, 2))
     places = range(len(data.names))
     from matplotlib.cm import ScalarMappable

@@ -11,25 +11,38 @@ from softshare._util.files import read_bytes, write_atomic
 from softshare._util.run_folder import MODEL, PAGE, RESULT, run_files
 from softshare.errors import ConfigError
 from softshare.report.headline import Lead, said, task_of
-from softshare.report.page import Figure, Page, Table, render
+from softshare.report.page import Figure, Page, render
 from softshare.report.run import drawn_from
 from softshare.report.style import require_matplotlib, styled
+from softshare.report.table import Table
 from softshare.report.write import make_report_folder, write_picture
 from softshare.result import Result
 from softshare.task import Metric
 from softshare.tune.choice import Choice, by_front, choose
-from softshare.tune.plots import Others, draw_front, draw_settings, front_data, loss_label, no_others, settings_data
+from softshare.tune.plots import (
+    FrontData,
+    Others,
+    draw_front,
+    draw_settings,
+    front_data,
+    loss_label,
+    no_others,
+    settings_data,
+)
 from softshare.tune.space import known_ranges
 from softshare.tune.study_folder import FRONT, SUMMARY, trial_folder
 from softshare.tune.trials import Row, from_csv, front
 
 STOPPED = "stopped early"  # what a pruned trial has in place of figures
+PANELS = (  # where others have published
+    " The upper panel counts whole files, the lower one the paper's format. Each has the published figures that were "
+    "counted in the same way."
+)
 CAPTIONS = {  # LOST and METRIC stand for those of the study
     "front": (
         "Trials",
-        "LOST against ratio. Each point is a trial, and its colour is its place in the order. The upper panel counts "
-        "whole files, the lower one the paper's format. Each has the published figures that were counted in the same "
-        "way. (Figure 2 of the paper.)",
+        "LOST against ratio. Each point is a trial, and its colour is its place in the order.PANELS (Figure 2 of the "
+        "paper.)",
     ),
     "settings": (
         "Settings",
@@ -51,14 +64,16 @@ def write_study_report(study: Path, folder: Path, others: Callable[[str], Others
 
 def _write(study: Path, folder: Path, rows: Sequence[Row], others: Callable[[str], Others]) -> list[Path]:
     title, metric = study_title(study), study_metric(study)
-    written, drawn = [folder / PAGE], study_figures(title, rows, others(title), metric)
+    points = front_data(title, rows, others(title), metric)
+    written, drawn = [folder / PAGE], study_figures(points, rows, metric)
+    panels = PANELS if len(points.panels) > 1 else ""
     lost = loss_label(metric).partition(",")[0].capitalize()
     pictures = make_report_folder(folder)
     sections = []
     for name, drawing in drawn.items():
         svg, files = write_picture(drawing, pictures, name)
         heading, caption = CAPTIONS[name]
-        caption = caption.replace("LOST", lost).replace("METRIC", metric.name)
+        caption = caption.replace("LOST", lost).replace("METRIC", metric.name).replace("PANELS", panels)
         sections.append(Figure(name, heading, caption, [svg]))
         written += files
     taken = choose(rows, metric, _noise(study))
@@ -92,12 +107,12 @@ def _front_result(study: Path) -> Result | None:
     return Result.load(found[0]) if found else None
 
 
-def study_figures(title: str, rows: Sequence[Row], others: Others, metric: Metric) -> dict[str, Any]:
+def study_figures(points: FrontData, rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     space = {name: ends for name, ends in known_ranges().items() if name in rows[0].settings}
     with styled():
         return {
-            "front": draw_front(front_data(title, rows, others, metric)),
-            "settings": draw_settings(settings_data(title, rows, space, metric)),
+            "front": draw_front(points),
+            "settings": draw_settings(settings_data(points.title, rows, space, metric), points.size),
         }
 
 

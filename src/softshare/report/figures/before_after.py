@@ -9,6 +9,7 @@ import numpy as np
 
 from softshare.report.figures.quantized import held
 from softshare.report.frames import Array, Frames
+from softshare.report.names import IN_TITLE, short
 from softshare.report.run import Run
 from softshare.report.style import DOTS, FAINT, INK, SERIES, describe, new_figure, padded, plain_log, tip
 
@@ -86,6 +87,6 @@ def draw_weights(data: Weights) -> Any:
         plain_log(axis, few=True)
     top.tick_params(labelbottom=False)
     right.tick_params(labelleft=False)
-    top.set_title(f"{data.name}: {data.n:,} weights", color=INK)
+    top.set_title(f"{short(data.name, IN_TITLE)}: {data.n:,} weights", color=INK)
     describe(figure, f"The {data.n:,} weights of {data.name}, after retraining against before, with both histograms")
     return figure

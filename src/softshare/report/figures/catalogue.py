@@ -38,8 +38,8 @@ FIGURES = (
     Plot(
         "sizes",
         "Where the bytes are",
-        "A bar is a layer, in the parts of its tensors. Together the bars are the whole file. A layer in red has lost "
-        "all its weights.",
+        "A bar is a layer, or the same layer of several blocks. Together the bars are the whole file. A layer in red "
+        "has lost all its weights.",
         sizes_data,
         draw_sizes,
     ),

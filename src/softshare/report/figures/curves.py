@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from softshare._util.printable import shorten
+from softshare._util.folding import fold
 from softshare.report.course import DENSITY, run_starts
 from softshare.report.frames import Array
-from softshare.report.ruined import ruined_data
+from softshare.report.names import shortened
+from softshare.report.ruined import ALL, ruined_data, some_of
 from softshare.report.run import Run
 from softshare.report.style import BAD, FAINT, INK, SERIES, describe, epoch_tips, mark_phases, new_figure, plain_log
 
 MOST_LINES = 7
+MOST_CHARACTERS = 44  # of a name in the legend
+COLUMNS = {3: 15, 2: 29, 1: 100}  # of the legend, and the characters for which each has room
+LEGEND_ROW = 0.17  # inches
 _DASHES = ("-", "--", "-.", ":")  # beside the colours
 CROWDED = 20  # times the median: with a larger value, a linear axis would show little else
 _CURVES = {  # title, unit
     "validation_error": ("", ""),  # what the task measures
     "task_loss": ("Task loss", "mean"),
-    "complexity_bits": ("Size, estimated by the mixtures", "kB"),
+    "complexity_bits": ("Uncoded size, estimated by the mixtures", "kB"),
 }
 _OF_THE_PRIOR = {
     "components_alive": ("Components in use", ""),
@@ -42,7 +47,7 @@ class Curve:
     starts: tuple[int, ...] = (0,)  # index of the first record of each run
     taken: float | None = None  # of several runs, where the network was taken
     hard: tuple[tuple[float, float], ...] | None = None  # the hard phases, from epoch to epoch; None if not known
-    ruined: frozenset[str] = frozenset()  # lines of tensors that are all zero at the end
+    ruined: Mapping[str, str] = field(default_factory=dict)  # what lines have tensors that are all zero at the end
 
 
 def curves_data(run: Run) -> tuple[Curve, ...]:
@@ -77,30 +82,48 @@ def _crowded(values: Array) -> bool:
 
 
 def _densities(run: Run) -> tuple[Curve, ...]:
-    last = run.history[-1] if run.history else {}
-    names = sorted((name for name in last if name.startswith(DENSITY)), key=lambda name: -last[name])
+    names = [name.removeprefix(DENSITY) for name in run.history[-1] if name.startswith(DENSITY)] if run.history else []
     if not names:
         return ()
-    step = max(1, len(names) / MOST_LINES)  # of many tensors, show a few from the densest to the sparsest
-    chosen = [names[int(k * step)] for k in range(min(MOST_LINES, len(names)))]
-    lines = {name.removeprefix(DENSITY): np.array([row[name] for row in run.history]) for name in chosen}
-    ruined = frozenset(found.name for found in ruined_data(run))
+    blocks = _blocks(run, names) if len(names) > MOST_LINES else {name: [name] for name in names}
+    lines = {label: _mean(run, own) for label, own in blocks.items()}
+    order = sorted(lines, key=lambda label: -lines[label][-1])
+    step = max(1, len(order) / MOST_LINES)  # of many lines, show a few from the densest to the sparsest
+    lines = {order[int(k * step)]: lines[order[int(k * step)]] for k in range(min(MOST_LINES, len(order)))}
+    dead = {found.name for found in ruined_data(run)}
+    counts = {label: sum(name in dead for name in blocks[label]) for label in lines}
+    ruined = {label: some_of(n, len(blocks[label])) for label, n in counts.items() if n}
     return (Curve("Density", "share of non-zero weights", lines=lines, log=True, ruined=ruined, **_about(run)),)
 
 
+def _blocks(run: Run, names: list[str]) -> dict[str, list[str]]:
+    """The tensors of a file by line: those of one shape in repeated blocks are one. A history knows no shapes."""
+    shapes = {t.name: t.shape for t in run.info.tensors} if run.info else {}
+    found = fold(names, [shapes.get(name) or name for name in names])
+    return {label: [names[k] for k in places] for label, places in found}
+
+
+def _mean(run: Run, names: list[str]) -> Array:
+    found: Array = np.array([[row[DENSITY + name] for name in names] for row in run.history]).mean(1)
+    return found
+
+
 def draw_curves(data: Curve) -> Any:
-    figure = new_figure(4.8, 2.9 if len(data.lines) == 1 else 3.4)
+    labels = _labels(data)
+    columns = next(n for n, most in COLUMNS.items() if max(map(len, labels)) <= most)
+    rows = -(-len(labels) // columns) if len(labels) > 1 else 0
+    figure = new_figure(4.8, 2.9 + LEGEND_ROW * rows)
     axes = figure.subplots()
     for k, (name, values) in enumerate(data.lines.items()):
         colour, dash = SERIES[k], _DASHES[k % len(_DASHES)]
         shown = np.where(values > 0, values, np.nan) if data.log else values
         for start, end in zip(data.starts, (*data.starts[1:], len(shown)), strict=True):
             own = slice(start, end)
-            label = shorten(name, 24) + (" (all zero)" if name in data.ruined else "") if start == 0 else None
+            label = labels[k] if start == 0 else None
             alone = "o" if np.isfinite(shown[own]).sum() == 1 else None  # a line needs two points
             axes.plot(data.epochs[own], shown[own], dash, marker=alone, color=colour, linewidth=1.6, label=label)
         left = np.flatnonzero(np.isfinite(shown))
-        if name in data.ruined and left.size:
+        if data.ruined.get(name) == ALL and left.size:
             axes.plot(data.epochs[left[-1]], shown[left[-1]], "X", ms=8, color=BAD, mew=0, zorder=5)
     for start in data.starts[1:]:
         axes.axvline(data.epochs[start], color=FAINT, linewidth=0.8, zorder=0)
@@ -114,13 +137,21 @@ def draw_curves(data: Curve) -> Any:
     mark_phases(axes, data.epochs, data.hard)
     epoch_tips(axes, data.epochs, texts, data.counted)
     if len(data.lines) > 1:
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=columns)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y")
     axes.set(xlabel=data.counted, ylabel=data.unit)
     axes.set_title(data.title, pad=14)
     describe(figure, f"{data.title} by {data.counted}: {_course(data)}")
     return figure
+
+
+def _labels(data: Curve) -> list[str]:
+    names = shortened(list(data.lines), MOST_CHARACTERS)
+    return [
+        text + (f" ({data.ruined[name]})" if name in data.ruined else "")
+        for name, text in zip(data.lines, names, strict=True)
+    ]
 
 
 def _scale(axes: Any, data: Curve) -> None:

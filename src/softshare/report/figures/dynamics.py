@@ -12,6 +12,7 @@ from softshare.config import MergeConfig
 from softshare.prior.mixture import Mixture
 from softshare.quantization.merge import merge_groups, spread
 from softshare.report.frames import Array, Frames
+from softshare.report.names import IN_TITLE, short
 from softshare.report.run import Run
 from softshare.report.style import FAINT, INK, colours, describe, epoch_tips, mark_phases, new_figure, tip
 
@@ -120,6 +121,6 @@ def draw_dynamics(data: Dynamics) -> Any:
     axes.autoscale_view()
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=data.counted, ylabel="mean ± 2 standard deviations")
-    axes.set_title(data.name, pad=14)
+    axes.set_title(short(data.name, IN_TITLE), pad=14)
     describe(figure, f"Components of {data.name} by {data.counted}. In the end: {texts[-1]}")
     return figure

@@ -11,6 +11,7 @@ import numpy as np
 
 from softshare.report.figures.quantized import Held, held
 from softshare.report.frames import Array
+from softshare.report.names import IN_TITLE, short
 from softshare.report.run import Run
 from softshare.report.style import FAINT, SERIES, new_figure, padded
 
@@ -90,7 +91,7 @@ def draw_film(data: Film) -> Any:
         axes.set(yscale="log", ylim=(0.7, None), xlim=padded(*_limits(data)))
         title = f"{data.counted} {data.epochs[e]}" + (f", {data.phases[e]} phase" if data.phases[e] else "")
         axes.set_title(title, loc="right", fontsize=8, pad=2)
-    all_axes[0].set_title(data.name, loc="left", fontsize=9, pad=2)
+    all_axes[0].set_title(short(data.name, IN_TITLE), loc="left", fontsize=9, pad=2)
     all_axes[-1].set_xlabel("weight")
     return figure
 

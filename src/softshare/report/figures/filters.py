@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from softshare._util.printable import shorten
 from softshare._util.run_folder import PRETRAINED
 from softshare.compressed import Compressed
 from softshare.report.frames import Array
+from softshare.report.names import IN_TITLE, short
 from softshare.report.run import Run
 from softshare.report.style import FAINT, new_figure, signed_image
 
@@ -145,5 +145,5 @@ def draw_filters(data: Filters) -> Any:
     for spine in axes.spines.values():
         spine.set(visible=True, color=FAINT)
     more = f" ({data.left_out})" if data.left_out else ""
-    axes.set_title(f"{shorten(data.name, 40)} {data.when}{more}", fontsize=9)
+    axes.set_title(f"{short(data.name, IN_TITLE)} {data.when}{more}", fontsize=9)
     return figure

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from softshare._util.printable import shorten
 from softshare._util.run_folder import MODEL
 from softshare.codec import load
 from softshare.codec.info import TensorInfo
 from softshare.report.frames import Array
+from softshare.report.names import IN_TITLE, short
 from softshare.report.run import Run
 from softshare.report.style import FAINT, POSITIVE, new_figure
 
@@ -80,5 +80,5 @@ def draw_masks(data: Mask) -> Any:
     for spine in axes.spines.values():
         spine.set(visible=True, color=FAINT)
     axes.set(xlabel="input", ylabel="output")
-    axes.set_title(f"{shorten(data.name, 40)}: {rows:,} x {columns:,}")
+    axes.set_title(f"{short(data.name, IN_TITLE)}: {rows:,} x {columns:,}")
     return figure

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from softshare._util.printable import shorten
 from softshare._util.run_folder import MODEL
 from softshare.codec import load
 from softshare.codec.han.csr import index_bits, to_csr, to_relative
 from softshare.report.frames import Array
+from softshare.report.names import short
 from softshare.report.run import Run
 from softshare.report.style import DOTS, FAINT, NEGATIVE, new_figure
 
@@ -75,7 +75,7 @@ def draw_storage(data: Storage) -> Any:
             axes.text(x + 0.5, -y, text, ha="center", va="center", fontsize=8)
     axes.set(xlim=(-1.6, n), ylim=(-len(rows) + 0.3, 0.8))
     most = (1 << data.bits) - 1
-    axes.set_title(f"{shorten(data.name)}, row {data.row}: {data.bits} bits for a diff, at most {most}", fontsize=9)
+    axes.set_title(f"{short(data.name, 28)}, row {data.row}: {data.bits} bits for a diff, at most {most}", fontsize=9)
     return figure
 
 
