@@ -264,6 +264,8 @@ PLACES = {
     ),
     "report whole/run --out OUT/report": ("report", "report/index.html", "report/draw.html", "report/figures"),
 }
+# Folders that a command was told to write into: a link to one is as good as the folder.
+ON_THE_WAY = ("small",)
 
 
 def in_the_way(folder: Path, command: str) -> Tallies:
@@ -278,6 +280,8 @@ def in_the_way(folder: Path, command: str) -> Tallies:
         tally = tallies[f"links and devices, {name_of(words)}"] = Counter[str]()
         for place in places:
             for kind in KINDS:
+                if kind is link_to_folder and place in ON_THE_WAY:
+                    continue
                 tally[with_one(folder, words, place, kind)] += 1
     return tallies
 

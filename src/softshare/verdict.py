@@ -11,6 +11,7 @@ from softshare.target.limits import kept_in_words
 from softshare.task import Metric
 
 BROKEN = "The network is broken. "
+NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
 BEYOND = 2.0  # standard errors: a smaller loss on the test set may be chance, which nothing was chosen by
 
 

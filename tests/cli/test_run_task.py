@@ -66,7 +66,7 @@ def test_a_test_that_fails_does_not_cost_the_earlier_run(copy: Path, capsys: pyt
     assert run("compress", spec, *FAST, "--overwrite", "--out", copy) == 2
     assert contents(copy) == before
     assert str(copy.parent / ".run.unfinished") in capsys.readouterr().err.replace("\n", "")
-    assert sorted(os.listdir(copy.parent / ".run.unfinished")) == RUN_FILES
+    assert sorted(os.listdir(copy.parent / ".run.unfinished")) == sorted([*RUN_FILES, "retraining.run"])
 
 
 def test_files_of_others_are_refused(copy: Path, tmp_path: Path, refused: Refusals) -> None:
@@ -252,6 +252,19 @@ def test_two_runs_in_one_folder_and_one_that_is_killed(copy: Path, refused: Refu
     assert run(*args) == 0
     assert sorted(os.listdir(copy)) == RUN_FILES
     assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_below_the_output_costs_a_message(finished: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "softshare", "inspect", str(finished / "model.sws")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [f"softshare: cannot write to standard output: {os.strerror(errno.ENOSPC)}"]
 
 
 @pytest.mark.slow

@@ -155,9 +155,13 @@ def test_compress_in_its_final_measurement(
     model = tmp_path / ".run.unfinished" / "model.sws"
     assert model.exists()
     assert said(capsys) == (
-        f"stopped. The compressed network is in {model}, but it was not measured. Move it away to keep it, or give the "
-        "same command with --overwrite"
+        f"stopped. The compressed network is in {model}, but it was not measured. Give the same command with --resume "
+        "to go on"
     )
+    monkeypatch.undo()
+    again = ("--epochs", 1, "--no-limit", "--out", tmp_path / "run", "--resume")
+    assert run("compress", write_task(tmp_path), *again) == 0
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_the_demo_has_no_resume(

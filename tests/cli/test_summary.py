@@ -13,11 +13,11 @@ import softshare as ss
 from cli_results import RESULT
 from softshare._util.words import duration, sizes
 from softshare.cli.console import SafeConsole
-from softshare.cli.summary import LATER, NOT_FOUND, after_a_file, after_a_run, checkpoint_panel, result_panel
+from softshare.cli.summary import LATER, after_a_file, after_a_run, checkpoint_panel, result_panel
 from softshare.result import Result
 from softshare.simplify.speed import Speed
 from softshare.task import Metric
-from softshare.verdict import verdict
+from softshare.verdict import NOT_FOUND, verdict
 
 
 def panel(result: Result, alarms: list[str] | None = None, width: int = 80) -> list[str]:

@@ -371,8 +371,8 @@ def test_a_measurement_that_fails_does_not_cost_the_file(copy: Path, monkeypatch
     monkeypatch.setattr("softshare.paper.reproduce.measure", fail)
     with pytest.raises(RuntimeError, match="no such image"):
         list(reproduce(NAME, ["scratch"], [0], copy, overwrite=True))
-    kept = f"{NAME}/scratch/.seed-0.unfinished/model.sws"
-    assert contents(copy) == before | {kept: (copy / kept).read_bytes()}
+    kept = [f"{NAME}/scratch/.seed-0.unfinished/{name}" for name in ("model.sws", "retraining.run")]
+    assert contents(copy) == before | {name: (copy / name).read_bytes() for name in kept}
 
 
 def test_a_result_that_is_no_result_is_refused_before_the_training(copy: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from report_runs import compress
-from softshare.cli.summary import NOT_FOUND
 from softshare.report.headline import Progress, cards, command, facts, lead
 from softshare.report.page import render_page
 from softshare.report.run import Run
 from softshare.result import Result
-from softshare.verdict import verdict
+from softshare.verdict import NOT_FOUND, verdict
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from softshare.errors import ConfigError
+
 
 class Lasting:
     """A text stream that drops what cannot be written. Of standard output only a closed pipe is dropped: what else
@@ -37,6 +39,8 @@ class Lasting:
                 os.close(nothing)
         except self._drops:
             pass
+        except OSError as error:
+            raise ConfigError(f"cannot write to standard output: {error.strerror or error}") from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from softshare.verdict import Verdict
 
 COLOURS = {"kept": "green", "lost": "red", "unknown": ""}
-NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
 LATER = "Later, more layers became all zero."
 MOST_DEAD = 3  # sentences about such layers
 MOST_CHARACTERS = 200  # of a name
@@ -32,6 +31,7 @@ def result_panel(result: Result, verdict: Verdict, seconds: float, dead: Sequenc
     """The verdict, then what it is about. A target that is not met and `dead` layers are shown in red."""
     from softshare.compressed import REVIVE
     from softshare.summary import facts
+    from softshare.verdict import NOT_FOUND
 
     rows = [*facts(result).items(), *(("target", text) for text in _target(result)), ("time", duration(seconds))]
     about = _short(result.experiment) + ("" if result.dataset == "custom" else f" on {result.dataset}")

@@ -17,10 +17,9 @@ from softshare.report.run import Run
 from softshare.result import Result
 from softshare.target.limits import bound_of, in_unit_of
 from softshare.task import Metric
-from softshare.verdict import verdict
+from softshare.verdict import NOT_FOUND, verdict
 
 MOST_RUINED = 8  # lines about layers, where a line may be about a repeated block
-NOT_FOUND = "No network within the target was found. This is the nearest. Try more --steps or another target."
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,9 @@ class Checkpoint:
         """Called after each step, and at the end of each training. Writes the file if it is time, and at an end.
 
         After a signal, stops the run.
+
+        Args:
+            at_end: whether a training has ended.
         """
         is_due = at_end or time.monotonic() - self._written >= self.every
         if self._group.size > 1:

@@ -66,17 +66,18 @@ def retrain_(
         for epoch in range(training.look, config.looks + 1):
             start, task_loss, tau = time.perf_counter(), math.nan, 0.0
             good = _state(task, prior)
+            place = f"{'epoch' if config.epochs else 'look'} {epoch}"
             try:
-                with at(f"{'epoch' if config.epochs else 'look'} {epoch}"):
+                with at(place):
                     if epoch > 0:
                         task_loss, tau = _train_until(epoch, training, config, hooks, checkpoint)
                     record = _record(task, prior, epoch, time.perf_counter() - start, tau, task_loss, run_step.hard)
             except NotANumberError as problem:
                 _restore(task, prior, good)
                 under_prior = "Lower lr_weights, lr_log_vars or tau, or strengthen the hyper-priors."
+                then = under_prior if prior else "Lower the learning rate."
                 raise DivergedError(
-                    f"training diverged in epoch {epoch}: {problem.problem}. The weights from before that epoch are "
-                    "restored. " + (under_prior if prior else "Lower the learning rate."),
+                    f"training diverged in {place}: {problem.problem}. The weights from before it are restored. {then}",
                     good[0],
                 ) from None
             history.append(record)

@@ -138,5 +138,5 @@ def _digest(batch: Any) -> str:
     found = hashlib.sha256()
     for leaf in tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            found.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            found.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
