@@ -64,7 +64,7 @@ def screens(run: Path, temporary: Path) -> Iterator[tuple[str, str, int]]:
         os.environ |= {"COLUMNS": str(columns), "FORCE_COLOR": "1"}
         end = SafeConsole(file=io.StringIO(), width=columns, markup=False, emoji=False, highlight=False)
         end.print(result_panel(result, verdict(result), result.seconds))
-        end.print(after_a_run(run, run / MODEL), soft_wrap=True)
+        end.print(after_a_run(run, run / MODEL))
         yield "compress", end.file.getvalue(), columns  # type: ignore[attr-defined]
         file = temporary / f"{columns}.sws"
         commands = {"inspect": [str(run / MODEL)], "quantize": [str(run / PRETRAINED), "--out", str(file)]}
