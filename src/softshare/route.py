@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -203,25 +203,16 @@ def _smallest(run: _Run, target: Target, limit: float) -> tuple[Compressed, Simp
         with at("the look at a file"):
             return files.judge(_quantized_whole(prior, config, hard=True).quantized)
 
-    def merit(trimmed: Trimmed) -> tuple[float, int]:
-        above = max(0.0, metric.loss(limit, files.judge(trimmed.quantized)))
-        return above, files.size(trimmed.quantized)
+    def trim(quantized: QuantizedWeights, prior: MixturePrior) -> Simplified:
+        if careful:
+            return files.simplify(quantized)
+        return files.trim_to_metric(quantized, curvatures(task, prior, config.retrain), limit)
+
+    def merit(quantized: QuantizedWeights) -> tuple[float, int]:
+        return max(0.0, metric.loss(limit, files.judge(quantized))), files.size(quantized)
 
     search = Search(task, config.override(distill=0.0), first, limit, judge, last_alone=careful, slack=slack)
-    with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
-        trimmed: list[Trimmed] = []
-        networks = search.run(phases)[:MOST_TRIMMED]
-        with at("trimming"):
-            for found in networks:
-                compressed, prior = run.restored(search, found.kept)
-                if careful:
-                    simplified = files.simplify(compressed.quantized)
-                else:
-                    worth = curvatures(task, prior, config.retrain)
-                    simplified = files.trim_to_metric(compressed.quantized, worth, limit)
-                trimmed.append(Trimmed(found.kept, compressed, simplified))
-            best = min(trimmed, key=merit)
-        return _chosen(best, search, phases)
+    return _searched(run, search, unit, lambda phases: [found.kept for found in search.run(phases)], trim, merit)
 
 
 def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
@@ -234,22 +225,15 @@ def _best(run: _Run, max_bytes: int) -> tuple[Compressed, Simplified]:
         files.find_allowed(quantized)
         return files.size(files.simplify(quantized).quantized)
 
-    def merit(trimmed: Trimmed) -> tuple[int, float, int]:
-        n_bytes = files.size(trimmed.quantized)
-        return max(0, n_bytes - max_bytes), metric.loss(first.before, files.judge(trimmed.quantized)), n_bytes
+    def trim(quantized: QuantizedWeights, prior: MixturePrior) -> Simplified:
+        return files.trim_to_bytes(quantized, curvatures(task, prior, config.retrain), max_bytes)
+
+    def merit(quantized: QuantizedWeights) -> tuple[int, float, int]:
+        n_bytes = files.size(quantized)
+        return max(0, n_bytes - max_bytes), metric.loss(first.before, files.judge(quantized)), n_bytes
 
     search = SizeSearch(task, config.override(distill=0.0), first.groups, max_bytes, size)
-    with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
-        trimmed: list[Trimmed] = []
-        networks = search.run(phases)[:MOST_TRIMMED]
-        with at("trimming"):
-            for kept in networks:
-                compressed, prior = run.restored(search, kept)
-                worth = curvatures(task, prior, config.retrain)
-                simplified = files.trim_to_bytes(compressed.quantized, worth, max_bytes)
-                trimmed.append(Trimmed(kept, compressed, simplified))
-            best = min(trimmed, key=merit)
-        return _chosen(best, search, phases)
+    return _searched(run, search, unit, search.run, trim, merit)
 
 
 def _fastest(run: _Run, macs: Macs) -> tuple[Compressed, Simplified]:
@@ -260,21 +244,16 @@ def _fastest(run: _Run, macs: Macs) -> tuple[Compressed, Simplified]:
     def size(prior: MixturePrior) -> float:
         return macs.ratio(_quantized_whole(prior, config, hard=True).quantized)
 
-    def merit(trimmed: Trimmed) -> tuple[float, float, int]:
-        above = max(0.0, macs.ratio(trimmed.quantized) - macs.limit)
-        return above, metric.loss(first.before, files.judge(trimmed.quantized)), files.size(trimmed.quantized)
+    def trim(quantized: QuantizedWeights, prior: MixturePrior) -> Simplified:
+        cuts = UnitCuts(quantized, curvatures(task, prior, config.retrain), first.groups, macs.uses)
+        return files.simplify(macs.trim(cuts))
+
+    def merit(quantized: QuantizedWeights) -> tuple[float, float, int]:
+        above = max(0.0, macs.ratio(quantized) - macs.limit)
+        return above, metric.loss(first.before, files.judge(quantized)), files.size(quantized)
 
     search = SizeSearch(task, config.override(distill=0.0), first.groups, macs.limit, size, gentler_to_units)
-    with Phases(task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
-        trimmed: list[Trimmed] = []
-        networks = search.run(phases)[:MOST_TRIMMED]
-        with at("trimming"):
-            for kept in networks:
-                compressed, prior = run.restored(search, kept)
-                cuts = UnitCuts(compressed.quantized, curvatures(task, prior, config.retrain), first.groups, macs.uses)
-                trimmed.append(Trimmed(kept, compressed, files.simplify(macs.trim(cuts))))
-            best = min(trimmed, key=merit)
-        return _chosen(best, search, phases)
+    return _searched(run, search, unit, search.run, trim, merit)
 
 
 class Trimmed(NamedTuple):
@@ -284,15 +263,27 @@ class Trimmed(NamedTuple):
     compressed: Compressed
     simplified: Simplified
 
-    @property
-    def quantized(self) -> QuantizedWeights:
-        return self.simplified.quantized
 
-
-def _chosen(trimmed: Trimmed, runs: Runs, phases: Phases) -> tuple[Compressed, Simplified]:
-    phases.on_prior(runs.restore_(trimmed.kept))
-    phases.on_return(trimmed.kept.look)
-    return dataclasses.replace(trimmed.compressed, history=phases.history), trimmed.simplified
+def _searched(
+    run: _Run,
+    search: Runs,
+    unit: float,
+    train: Callable[[Phases], Sequence[Kept]],  # the networks of the search, the best first
+    trim: Callable[[QuantizedWeights, MixturePrior], Simplified],
+    merit: Callable[[QuantizedWeights], Any],  # less is better
+) -> tuple[Compressed, Simplified]:
+    """The network of a search that is best after trimming."""
+    with Phases(search.task, None, [search, *run.hooks], unit, run.checkpoint) as phases:
+        trimmed: list[Trimmed] = []
+        networks = train(phases)[:MOST_TRIMMED]
+        with at("trimming"):
+            for kept in networks:
+                compressed, prior = run.restored(search, kept)
+                trimmed.append(Trimmed(kept, compressed, trim(compressed.quantized, prior)))
+            best = min(trimmed, key=lambda one: merit(one.simplified.quantized))
+        phases.on_prior(search.restore_(best.kept))
+        phases.on_return(best.kept.look)
+        return dataclasses.replace(best.compressed, history=phases.history), best.simplified
 
 
 def _begun(
