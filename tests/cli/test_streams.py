@@ -11,6 +11,7 @@ import pytest
 
 from softshare.cli.console import console
 from softshare.cli.streams import lasting_streams
+from softshare.errors import ConfigError
 
 
 class Full(io.StringIO):
@@ -38,7 +39,7 @@ def test_a_closed_pipe_is_dropped(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_full_disk_below_standard_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Full())
-    with lasting_streams(), pytest.raises(OSError, match="No space left"):
+    with lasting_streams(), pytest.raises(ConfigError, match="cannot write to standard output: No space left"):
         console().print("a table")
 
 

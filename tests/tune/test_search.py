@@ -204,7 +204,7 @@ def one_pruned(folder: Path, bound: float, **changes: Any) -> Row:
 @pytest.mark.slow
 def test_a_training_that_diverges_is_pruned(tmp_path: Path) -> None:
     row = one_pruned(tmp_path, 100.0, lr_weights=1e30)
-    assert row.reason.startswith("training diverged in look ")
+    assert row.reason.startswith("training diverged in epoch ")
     assert "Lower" not in row.reason
     assert not list((tmp_path / "trials").iterdir())
 
